@@ -1,0 +1,91 @@
+"""Bulk envelopes: many internal events in one Kafka message, which is what makes thousands of rows a second possible.
+
+The value is a MessagePack array of tagged events, the header ``schema`` says ``topic/version``. This module turns events into
+bytes and back; it knows neither Kafka nor tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from schemas.events import EVENTS_BY_TOPIC, Event
+
+EVENTS_MAX: Final = 500
+BYTES_MAX: Final = 1024 * 1024
+#: A single event may be larger than an envelope, up to what broker, producer and consumer accept.
+EVENT_BYTES_MAX: Final = 8 * 1024 * 1024
+VERSION: Final = 1
+HEADER: Final = "schema"
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: Final[dict[str, msgspec.msgpack.Decoder[list[Event]]]] = {}
+
+
+class EnvelopeError(ValueError):
+    """A message is not an envelope of a version that this program knows."""
+
+
+class EventTooLarge(ValueError):
+    """One event alone exceeds what a Kafka message may carry."""
+
+
+def _decoder(topic: str) -> msgspec.msgpack.Decoder[list[Event]]:
+    decoder = _decoders.get(topic)
+    if decoder is None:
+        types = EVENTS_BY_TOPIC[topic]
+        union = types[0]
+        for member in types[1:]:
+            union = union | member  # type: ignore[assignment]
+        decoder = _decoders[topic] = msgspec.msgpack.Decoder(list[union])  # type: ignore[valid-type]
+    return decoder
+
+
+def headers_of(topic: str) -> list[tuple[str, bytes]]:
+    """Kafka headers of an envelope for ``topic``."""
+    return [(HEADER, f"{topic}/{VERSION}".encode())]
+
+
+def encode(events: Sequence[Event]) -> bytes:
+    """One envelope of all ``events``, whatever their number."""
+    return _encoder.encode(events)
+
+
+def pack(events: Iterable[Event]) -> Iterator[bytes]:
+    """Split ``events``, in order, into envelopes of at most 500 events and 1 MiB.
+
+    A single larger event travels alone, up to 8 MiB; beyond that ``EventTooLarge`` is raised, which names its type and size.
+    """
+    chunk: list[msgspec.Raw] = []
+    size = 0
+    for event in events:
+        raw = _encoder.encode(event)
+        if len(raw) > EVENT_BYTES_MAX:
+            message = f"one {type(event).__name__} has {len(raw):,} bytes; a message carries at most {EVENT_BYTES_MAX:,}"
+            raise EventTooLarge(message)
+        if chunk and (len(chunk) >= EVENTS_MAX or size + len(raw) > BYTES_MAX):
+            yield _encoder.encode(chunk)
+            chunk, size = [], 0
+        chunk.append(msgspec.Raw(raw))
+        size += len(raw)
+    if chunk:
+        yield _encoder.encode(chunk)
+
+
+def unpack(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Event]:
+    """Events of one message of ``topic``.
+
+    Raises ``EnvelopeError`` naming the topic and both versions, or what is malformed; the caller parks the message.
+    """
+    expected = f"{topic}/{VERSION}"
+    found = next((raw.decode(errors="replace") for name, raw in headers if name == HEADER), None)
+    if found != expected:
+        raise EnvelopeError(f"{topic}: expected schema {expected!r}, found {found!r}")
+    if value is None:
+        raise EnvelopeError(f"{topic}: a message without a value")
+    try:
+        return _decoder(topic).decode(value)
+    except msgspec.MsgspecError as error:
+        raise EnvelopeError(f"{topic}: not an envelope of {expected!r}: {error}") from error

@@ -1,0 +1,426 @@
+"""Internal events, by the topic they travel on.
+
+Each event is a fact or a wish that one agent hands to another through Kafka. They are never edited: a changed meaning is a
+new event type or a new version of the topic's schema (see ``envelope``). This module holds no behaviour.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+
+class Repeat(str, enum.Enum):
+    """How a tool may be called again after an ambiguous end (U1)."""
+
+    NEVER = "never"
+    WITH_KEY = "with-key"
+    FREELY = "freely"
+
+
+class Mode(enum.IntEnum):
+    """How much of what is already known a request accepts (R2); a stronger mode has a larger number."""
+
+    NORMAL = 0
+    FAILED_REFRESH = 1
+    FULL_REFRESH = 2
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Base of all internal events: on the wire an array whose first element is the type's name."""
+
+
+class Fault(msgspec.Struct, array_like=True, frozen=True):
+    """Why a call, a cell or a run did not succeed, in words for people and one code for programs."""
+
+    code: str
+    message: str
+    #: A repairable failure is asked for again by the next run; a terminal one is final (R5).
+    repairable: bool = False
+
+
+# --- row-work and row-control: runs -> rows -----------------------------------------------------------------
+
+
+class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
+    """One column of a play with everything that ``rows`` needs to ask for its cells."""
+
+    name: str
+    tool: str
+    lane: str
+    version: str
+    scope: str
+    repeat: Repeat
+    #: Canonical JSON of the input template; strings in it may hold ``{{ row.field }}``.
+    template: str
+    #: Fields that must be present and not empty, or the cell is skipped.
+    needs: tuple[str, ...] = ()
+    #: Path into the output that becomes the cell's value, ``None`` for all of it.
+    extract: str | None = None
+    #: Name of the play's dataset where receipts are private to it, ``None`` where they are shared.
+    private_to: str | None = None
+
+
+class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
+    """A validated play, bound to the providers' definitions that were valid when its run was accepted."""
+
+    name: str
+    dataset: str
+    revision: str
+    key_columns: tuple[str, ...]
+    columns: tuple[CompiledColumn, ...]
+
+
+class RunOpened(Event):
+    """A run begins on this partition; always ahead of its rows in the same topic."""
+
+    run: str
+    org: str
+    play: CompiledPlay
+    force: bool = False
+    force_tool_refresh: bool = False
+
+
+class AddedRow(msgspec.Struct, array_like=True, frozen=True):
+    """One input line: its position in the run's input, its row key and its fields as exact JSON."""
+
+    position: int
+    key: str
+    fields: bytes
+
+
+class RowsAdded(Event):
+    """Input lines of a run whose row keys live on this partition."""
+
+    run: str
+    rows: tuple[AddedRow, ...]
+
+
+class RunCancelled(Event):
+    """Nothing new may be asked for by this run."""
+
+    run: str
+
+
+class RunClosing(Event):
+    """All rows are accounted for: send the final counters and accept nothing more."""
+
+    run: str
+
+
+# --- tool-requests: rows -> receipts ------------------------------------------------------------------------
+
+
+class ToolRequested(Event):
+    """One cell asks for one receipt (R1)."""
+
+    receipt: str
+    call: str
+    run: str
+    #: Partition of ``tool-results`` that gets the answer.
+    destination: int
+    lane: str
+    tool: str
+    repeat: Repeat
+    input: bytes
+    mode: Mode = Mode.NORMAL
+    refresh: str | None = None
+
+
+class CallWithdrawn(Event):
+    """The cell no longer waits for this receipt."""
+
+    receipt: str
+    call: str
+
+
+# --- receipt-claims: dispatcher and receipts -> receipts -----------------------------------------------------
+
+
+class ClaimedMember(msgspec.Struct, array_like=True, frozen=True):
+    """One receipt in a claim: attempt number, the epoch it serves and its operation (protocol.md)."""
+
+    receipt: str
+    n: int
+    epoch: int
+    op: int
+
+
+class BatchClaimed(Event):
+    """The dispatcher wants to make one provider call for these receipts under one lease."""
+
+    lane: str
+    tool: str
+    batch: str
+    lease: str
+    generation: int
+    members: tuple[ClaimedMember, ...]
+    #: The batch in payload order. It differs from ``members`` only for a repeated batch of which a part has settled.
+    payload: tuple[ClaimedMember, ...] = ()
+
+
+class LeaseReleased(Event):
+    """The owner gives attempts back: nothing was sent under this lease for these members."""
+
+    lease: str
+    members: tuple[ClaimedMember, ...]
+
+
+class LeaseExpired(Event):
+    """The partition's owner judged that nobody renews this lease any more."""
+
+    lease: str
+    members: tuple[ClaimedMember, ...]
+
+
+class Probed(Event):
+    """A mark its writer reads back to know that it has folded all that came before it; changes nothing."""
+
+    probe: str
+
+
+# --- lease-heartbeats ---------------------------------------------------------------------------------------
+
+
+class LeasesRenewed(Event):
+    """The calls under these leases are alive."""
+
+    leases: tuple[str, ...]
+
+
+# --- receipt-completions ------------------------------------------------------------------------------------
+
+
+class Value(msgspec.Struct, array_like=True, frozen=True, tag="value"):
+    """The provider answered; ``output`` is exact JSON, ``null`` meaning *no result* (B10)."""
+
+    output: bytes
+
+
+class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
+    """The provider refused and has not billed."""
+
+    fault: Fault
+
+
+class Retry(msgspec.Struct, array_like=True, frozen=True, tag="retry"):
+    """Not billed, and worth another attempt at ``not_before_ms`` (Unix time)."""
+
+    fault: Fault
+    not_before_ms: int
+
+
+class Ambiguous(msgspec.Struct, array_like=True, frozen=True, tag="ambiguous"):
+    """The call may have been made and billed, and its answer is lost.
+
+    ``used_up`` says that the tool's budget of repeats is spent, so that the receipt becomes unknown whatever its tool allows.
+    """
+
+    fault: Fault
+    not_before_ms: int = 0
+    used_up: bool = False
+
+
+Outcome = Value | Failed | Retry | Ambiguous
+
+
+class AttemptEnded(Event):
+    """How attempt ``n`` of a receipt ended."""
+
+    receipt: str
+    n: int
+    epoch: int
+    lease: str
+    outcome: Outcome
+
+
+class ReceiptResolved(Event):
+    """A person settled an unknown attempt (U3): as paid with its value, or as unpaid."""
+
+    receipt: str
+    n: int
+    epoch: int
+    output: bytes | None
+    who: str
+    why: str = ""
+
+
+# --- tool-results: receipts -> rows -------------------------------------------------------------------------
+
+
+class Answer(str, enum.Enum):
+    """What a caller is told about its receipt."""
+
+    COMPLETED = "completed"
+    NO_RESULT = "no_result"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Mark(str, enum.Enum):
+    """How a value came to its caller (R8)."""
+
+    LIVE = "live"
+    IN_FLIGHT = "in_flight"
+    CACHE = "cache"
+
+
+class CallsAnswered(Event):
+    """One receipt's outcome for callers on one partition."""
+
+    receipt: str
+    n: int
+    answer: Answer
+    calls: tuple[tuple[str, Mark], ...]
+    output: bytes | None = None
+    fault: Fault | None = None
+
+
+# --- row-progress: rows -> runs -----------------------------------------------------------------------------
+
+
+class RowCounts(msgspec.Struct, array_like=True, frozen=True):
+    """Rows of one run by state; *seen* counts input lines, all others are disjoint parts of it."""
+
+    seen: int = 0
+    completed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reused: int = 0
+    duplicate: int = 0
+    unknown: int = 0
+
+    @property
+    def settled(self) -> int:
+        """Input lines that need nothing more."""
+        return self.completed + self.failed + self.skipped + self.reused + self.duplicate + self.unknown
+
+
+class CallCounts(msgspec.Struct, array_like=True, frozen=True):
+    """Cells of one run by how their value came."""
+
+    live: int = 0
+    in_flight: int = 0
+    cache: int = 0
+
+
+class RowsCounted(Event):
+    """Cumulative counters of one run on one partition; the newest replaces the older ones (I1)."""
+
+    run: str
+    partition: int
+    #: Grows with each publication, so that an older one that comes late changes nothing.
+    sequence: int
+    rows: RowCounts
+    calls: CallCounts
+    final: bool = False
+    #: The first failed rows of this partition: position, cell and message (M13).
+    samples: tuple[tuple[int, str, str], ...] = ()
+
+
+# --- commands: judgements and timers of the partition's owner, journalled in its turn record -------------------
+
+
+class RecoveryEnded(Event):
+    """A new owner has read the table: take stock of what is open."""
+
+
+class CountersDue(Event):
+    """The counters of a run changed and were not published yet."""
+
+    run: str
+
+
+class ProgressDue(Event):
+    """The progress of a run changed, or its heartbeat is due."""
+
+    run: str
+
+
+class LeaseJudgedExpired(Event):
+    """No claim or heartbeat of this lease was seen for its time to live, with all topics read to their ends."""
+
+    lease: str
+    members: tuple[ClaimedMember, ...]
+
+
+class AnswersDue(Event):
+    """A receipt has more waiters to answer than one turn takes."""
+
+    receipt: str
+    after: str
+
+
+class RunRequested(Event):
+    """A run request as judged once by its shell: valid and compiled, or refused with every fault."""
+
+    run: str
+    org: str
+    digest: str
+    play: CompiledPlay | None
+    faults: tuple[str, ...] = ()
+    #: Rows given inline as exact JSON objects.
+    rows: tuple[bytes, ...] = ()
+    sealed: bool = True
+    expected: int | None = None
+    force: bool = False
+    force_tool_refresh: bool = False
+
+
+class RowsAppended(Event):
+    """A chunk of a run's input: position of its first row and the rows as exact JSON objects."""
+
+    run: str
+    first: int
+    rows: tuple[bytes, ...]
+    digest: str
+
+
+class RowsSealed(Event):
+    """A run's input is complete."""
+
+    run: str
+    total: int
+
+
+class CancelRequested(Event):
+    """A person wants a run to stop."""
+
+    run: str
+    who: str = ""
+
+
+class Misrouted(Event):
+    """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
+
+    run: str
+    topic: str
+    value: bytes
+
+
+Command = (
+    RecoveryEnded
+    | CountersDue
+    | ProgressDue
+    | LeaseJudgedExpired
+    | AnswersDue
+    | RunRequested
+    | RowsAppended
+    | RowsSealed
+    | CancelRequested
+    | Misrouted
+)
+
+EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
+    "row-work": (RunOpened, RowsAdded),
+    "row-control": (RunCancelled, RunClosing),
+    "tool-requests": (ToolRequested, CallWithdrawn),
+    "lane-control": (Probed,),
+    "receipt-claims": (BatchClaimed, LeaseReleased, LeaseExpired, Probed),
+    "lease-heartbeats": (LeasesRenewed, Probed),
+    "receipt-completions": (AttemptEnded, ReceiptResolved, Probed),
+    "tool-results": (CallsAnswered,),
+    "row-progress": (RowsCounted,),
+}

@@ -1,0 +1,309 @@
+"""What the tables hold: records under one-byte prefixes, newest value wins.
+
+Records are changed only by the pure engines and written only by the turn. Keys are ``prefix + parts joined by NUL``; no part
+may contain NUL.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RowCounts
+
+SEPARATOR: Final = b"\x00"
+
+
+def record_key(prefix: bytes, *parts: str) -> bytes:
+    """Key of a record: its prefix and the NUL-joined parts."""
+    return prefix + "\x00".join(parts).encode()
+
+
+class Record(msgspec.Struct, array_like=True):
+    """Base of all table records."""
+
+
+# --- receipts -----------------------------------------------------------------------------------------------
+
+
+class Flag(str, enum.Enum):
+    """What a waiter was told so far (protocol.md)."""
+
+    OPEN = "open"
+    UNKNOWN = "unknown"
+    FAILED = "failed"
+    DONE = "done"
+    WITHDRAWN = "withdrawn"
+
+
+class Waiter(msgspec.Struct, array_like=True):
+    """One call that wants this receipt: the epochs it needs, and what it was told."""
+
+    run: str
+    destination: int
+    #: Epoch wanted of a value, and epoch wanted of any outcome.
+    value_epoch: int = 0
+    outcome_epoch: int = 0
+    flag: Flag = Flag.OPEN
+    #: The receipt had an outcome when this call first asked, so that what it gets is reused.
+    late: bool = False
+
+
+class Out(str, enum.Enum):
+    """The end of an attempt, as far as the log knows."""
+
+    AMBIGUOUS = "ambiguous"
+    FAILED = "failed"
+    RETRY = "retry"
+    UNPAID = "unpaid"
+    VALUE = "value"
+
+
+class Attempt(msgspec.Struct, array_like=True):
+    """One claim of a receipt and how it ended; an ``out`` may be known before its claim."""
+
+    lease: str | None = None
+    generation: int = 0
+    epoch: int = 0
+    op: int = 0
+    batch: str = ""
+    released: bool = False
+    expired: bool = False
+    out: Out | None = None
+    fault: Fault | None = None
+    not_before_ms: int = 0
+    used_up: bool = False
+    #: Digest of the value, which is a record of its own.
+    value: str | None = None
+
+
+class Receipt(Record):
+    """The small, changing part of a receipt."""
+
+    refreshes: list[str] = msgspec.field(default_factory=list)
+    waiters: dict[str, Waiter] = msgspec.field(default_factory=dict)
+    #: Waiters beyond the inline limit live in records of their own; this counts those not yet done.
+    overflow: int = 0
+    attempts: dict[int, Attempt] = msgspec.field(default_factory=dict)
+    #: Epoch and attempt of the value that counts.
+    current: tuple[int, int] | None = None
+    #: Values that are not the first of their attempt: attempt and digest (salvage, S5).
+    aside: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    #: How the tool may be repeated, and its lane; unknown until the first request was folded.
+    repeat: Repeat | None = None
+    lane: str = ""
+    #: The receipt stands in the index of open ones.
+    indexed: bool = False
+
+
+class Ask(Record):
+    """The immutable part of a receipt: what is asked, of which tool, in which lane."""
+
+    lane: str
+    tool: str
+    repeat: Repeat
+    input: bytes
+    run: str
+
+
+class OpenReceipt(Record):
+    """Entry of the index of receipts that are queued, running or waited for."""
+
+    lane: str
+
+
+class StoredValue(Record):
+    """A provider's answer as exact JSON."""
+
+    output: bytes
+
+
+class Batch(Record):
+    """A provider call: its tool and its members in payload order, so that it can be repeated as it was (K6)."""
+
+    tool: str
+    lane: str
+    #: Receipt, epoch and operation of each member.
+    members: tuple[tuple[str, int, int], ...]
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+class CellStatus(str, enum.Enum):
+    """State of one cell (M14)."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CACHED = "cached"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+class Cell(msgspec.Struct, array_like=True):
+    """One computed cell: its status, its value as exact JSON, and where it came from."""
+
+    status: CellStatus
+    value: bytes | None = None
+    receipt: str | None = None
+    fault: Fault | None = None
+    mark: Mark | None = None
+    run: str = ""
+
+
+class RowStatus(str, enum.Enum):
+    """State of a row in a run or in the sheet."""
+
+    OPEN = "open"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+class Task(Record):
+    """A row being computed by one run."""
+
+    row: AddedRow
+    cells: dict[str, Cell]
+    #: Index of the column being computed.
+    column: int = 0
+    status: RowStatus = RowStatus.OPEN
+    #: Positions of later input lines with the same row key (M5).
+    duplicates: tuple[int, ...] = ()
+    reused: bool = False
+    refreshed: int = 0
+
+
+class SheetRow(Record):
+    """The newest state of a row of a dataset, shared by all runs on it."""
+
+    position: int
+    fields: bytes
+    cells: dict[str, Cell]
+    status: RowStatus
+    run: str
+    revision: str
+
+
+class RunShare(Record):
+    """What one rows partition knows of one run."""
+
+    org: str = ""
+    play: CompiledPlay | None = None
+    force: bool = False
+    force_tool_refresh: bool = False
+    rows: RowCounts = RowCounts()
+    calls: CallCounts = CallCounts()
+    sequence: int = 0
+    published_ms: int = 0
+    dirty: bool = False
+    cancelled: bool = False
+    closing: bool = False
+    closed: bool = False
+    samples: tuple[tuple[int, str, str], ...] = ()
+
+
+# --- runs ---------------------------------------------------------------------------------------------------
+
+
+class RunStatus(str, enum.Enum):
+    """Life of a run."""
+
+    RUNNING = "running"
+    CLOSING = "closing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Share(msgspec.Struct, array_like=True):
+    """What ``runs`` sent to one partition and heard back from it."""
+
+    sent: int = 0
+    sequence: int = -1
+    rows: RowCounts = RowCounts()
+    calls: CallCounts = CallCounts()
+    final: bool = False
+    samples: tuple[tuple[int, str, str], ...] = ()
+
+
+class Run(Record):
+    """One run: what was asked, what was sent down, what came back."""
+
+    digest: str
+    org: str
+    play: CompiledPlay
+    status: RunStatus
+    total: int
+    sealed: bool
+    shares: dict[int, Share]
+    started_ms: int
+    force: bool = False
+    force_tool_refresh: bool = False
+    ended_ms: int = 0
+    cancel_requested: bool = False
+    published_ms: int = 0
+    dirty: bool = False
+    #: Digests of appended chunks by first position, so that a chunk that comes twice adds nothing.
+    chunks: dict[int, tuple[int, str]] = msgspec.field(default_factory=dict)
+    expected: int | None = None
+    #: Sequence of the run's ledger entries.
+    ledger: int = 0
+
+
+# --- turns --------------------------------------------------------------------------------------------------
+
+
+class Segment(msgspec.Struct, array_like=True, frozen=True):
+    """Consecutive messages of one topic that a turn folded, in fold order: first and last offset."""
+
+    topic: str
+    first: int
+    last: int
+
+
+class TurnRecord(Record):
+    """What a turn folded, and by which owner: the source of exactly-once folding and of replay (design 3)."""
+
+    turn: int = 0
+    generation: int = 0
+    owner: str = ""
+    at_ms: int = 0
+    #: Next offset to fold, by topic.
+    offsets: dict[str, int] = msgspec.field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+    #: Judgements taken in this turn, in order, so that a replay need not take them again.
+    judged: tuple[bytes, ...] = ()
+    #: Ends of recovery, timers and pages: turns with nothing to read.
+    occasion: str = "messages"
+
+
+TURN_KEY: Final = b"t"
+RECEIPT: Final = b"s"
+ASK: Final = b"i"
+WAITER: Final = b"w"
+OPEN: Final = b"o"
+VALUE: Final = b"v"
+BATCH: Final = b"b"
+TASK: Final = b"k"
+SHEET: Final = b"h"
+SHARE: Final = b"c"
+RUN: Final = b"r"
+
+RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
+    TURN_KEY: TurnRecord,
+    RECEIPT: Receipt,
+    ASK: Ask,
+    WAITER: Waiter,
+    OPEN: OpenReceipt,
+    VALUE: StoredValue,
+    BATCH: Batch,
+    TASK: Task,
+    SHEET: SheetRow,
+    SHARE: RunShare,
+    RUN: Run,
+}

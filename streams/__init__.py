@@ -1,0 +1,1 @@
+"""Faust agents, the broker and the command line around the pure engines."""

@@ -1,0 +1,1 @@
+"""The three stateful agents: topics, table and engine of each, nothing more."""

@@ -1,0 +1,12 @@
+"""The ``receipts`` agent: control, completions and claims come before requests, so that what is known settles before more is asked."""
+
+from __future__ import annotations
+
+from streams.engine.receipts import ReceiptsEngine
+from streams.turn import AgentSpec
+
+
+def receipts_agent() -> AgentSpec:
+    """The single writer of receipts, partitioned by lane."""
+    topics = ("lane-control", "receipt-completions", "receipt-claims", "lease-heartbeats", "tool-requests")
+    return AgentSpec("receipts", topics, ReceiptsEngine())

@@ -1,0 +1,129 @@
+"""The ``runs`` agent, and the judgement of what users publish: parsed, validated and compiled once, then written down.
+
+The judgement looks at the providers file of this worker on this day; it becomes an event in the turn record before anything
+follows from it, so that a replay need not look again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas import address
+from schemas.canonical import InvalidJson, UncanonicalValue, canonical, dump_json, parse_json
+from schemas.envelope import EnvelopeError
+from schemas.events import CancelRequested, Event, Misrouted, RowsAppended, RowsSealed, RunRequested
+from schemas.providers import Providers
+from schemas.requests import CONTRACT_VERSION, PublicRequest
+from schemas import requests
+from streams.engine.compile import compile_play
+from streams.engine.runs import RunsEngine
+from streams.inbox import Delivery
+from streams.turn import AgentSpec
+
+_request: TypeAdapter[PublicRequest] = TypeAdapter(PublicRequest)
+_KNOWN = frozenset(("run_requested", "rows_appended", "rows_sealed", "run_cancelled", "receipt_resolved"))
+PUBLIC_TOPICS = ("operations", "run-requests")
+
+
+def runs_agent(providers: Providers, partitions: int, partition_check: bool = True) -> AgentSpec:
+    """The single writer of runs, partitioned by run id."""
+
+    def judge(delivery: Delivery, partition: int) -> Iterable[Event]:
+        return judged(delivery, partition if partition_check else None, partitions, providers)
+
+    return AgentSpec(
+        "runs", ("operations", "row-progress", "run-requests"), RunsEngine(), judge, public_topics=PUBLIC_TOPICS
+    )
+
+
+def judged(
+    delivery: Delivery, partition: int | None, partitions: int, providers: Providers
+) -> list[Event]:
+    """Events that a public message means.
+
+    Raises ``EnvelopeError`` where it cannot even be told which run it is about, or its type is unknown: it is parked.
+    """
+    if delivery.value is None:
+        raise EnvelopeError(f"{delivery.topic}: a message without a value")
+    try:
+        data = parse_json(delivery.value)
+    except InvalidJson as error:
+        return _unreadable(delivery, error)
+    if not isinstance(data, dict) or not isinstance(data.get("run"), str) or "\x00" in data["run"] or not data["run"]:
+        raise EnvelopeError(f"{delivery.topic}: expected a JSON object with the text field 'run'")
+    run = data["run"]
+    if partition is not None and address.partition_of(run, partitions) != partition:
+        return [Misrouted(run, delivery.topic, delivery.value)]
+    if data.get("type") not in _KNOWN:
+        raise EnvelopeError(f"{delivery.topic}: unknown type {data.get('type')!r}; known are {', '.join(sorted(_KNOWN))}")
+    digest = hashlib.blake2b(delivery.value, digest_size=16).hexdigest()
+    contract = data.get("contract", CONTRACT_VERSION)
+    if contract != CONTRACT_VERSION:
+        fault = f"contract: this worker speaks version {CONTRACT_VERSION}, the request has version {contract!r}"
+        return [_refused(run, digest, [fault])]
+    try:
+        request = _request.validate_python(data)
+    except ValidationError as error:
+        return [_refused(run, digest, list(faults_of(error)))]
+    match request:
+        case requests.RunRequested():
+            return [_run(request, providers)]
+        case requests.RowsAppended():
+            return [_rows(request, digest)]
+        case requests.RowsSealed():
+            return [RowsSealed(run, request.total)]
+        case requests.RunCancelled():
+            return [CancelRequested(run, request.who)]
+        case requests.ReceiptResolved():
+            return []
+
+
+def faults_of(error: ValidationError) -> Iterable[str]:
+    """Each fault of a request with the place of its field."""
+    for fault in error.errors(include_url=False, include_input=False):
+        place = ".".join(str(part) for part in fault["loc"] if part not in _KNOWN)
+        yield f"{place or 'request'}: {fault['msg']}"
+
+
+def _run(request: requests.RunRequested, providers: Providers) -> RunRequested:
+    play, faults = compile_play(request.play, providers, request.org)
+    rows: list[bytes] = []
+    for position, row in enumerate(request.rows or ()):
+        try:
+            rows.append(dump_json(row))
+        except UncanonicalValue as error:
+            faults.append(f"row {position}: {error}")
+    # Two requests are the same when they mean the same, however they were written (case I4).
+    digest = hashlib.blake2b(canonical(request.model_dump(mode="json")), digest_size=16).hexdigest()
+    return RunRequested(
+        run=request.run,
+        org=request.org,
+        digest=digest,
+        play=None if faults else play,
+        faults=tuple(faults),
+        rows=tuple(rows),
+        sealed=request.rows is not None,
+        expected=request.expected_rows,
+        force=request.force,
+        force_tool_refresh=request.force_tool_refresh,
+    )
+
+
+def _rows(request: requests.RowsAppended, digest: str) -> RowsAppended:
+    return RowsAppended(request.run, request.first, tuple(dump_json(row) for row in request.rows), digest)
+
+
+def _refused(run: str, digest: str, faults: list[str]) -> RunRequested:
+    return RunRequested(run=run, org="", digest=digest, play=None, faults=tuple(faults))
+
+
+def _unreadable(delivery: Delivery, error: InvalidJson) -> list[Event]:
+    """A request that is no JSON is refused under its message key, where that names a run; else it is parked."""
+    key = (delivery.key or b"").decode(errors="replace")
+    if delivery.topic == "run-requests" and key and "\x00" not in key:
+        digest = hashlib.blake2b(delivery.value or b"", digest_size=16).hexdigest()
+        return [_refused(key, digest, [str(error)])]
+    raise EnvelopeError(f"{delivery.topic}: {error}")

@@ -1,0 +1,117 @@
+"""Putting a worker together: settings, providers, dispatcher and the three agents, and running it until it is told to stop.
+
+The only module that sees everything; seen only by the command line and by tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.providers import Providers
+from streams.agents.receipts import receipts_agent
+from streams.agents.rows import rows_agent
+from streams.agents.runs import faults_of, runs_agent
+from streams.dispatcher import Dispatcher
+from streams.errors import ConfigurationError
+from streams.journal import AnswerJournal
+from streams.outbox import EventPublisher
+from streams.settings import Settings
+from streams.tools.port import Caller
+from streams.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+def load_providers(path: Path | None) -> Providers:
+    """The validated providers file; no providers where there is no file. Raises ``ConfigurationError`` naming file and field."""
+    if path is None:
+        return Providers()
+    try:
+        return Providers.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: " + "; ".join(faults_of(error))) from error
+
+
+def killer(settings: Settings) -> "KillSwitch":
+    """The checkpoint of this process: harmless unless a test set ``kill_at``."""
+    return KillSwitch(settings.kill_at, settings.kill_after)
+
+
+class KillSwitch:
+    """Kills its own process at a named step, after it has passed that step a given number of times."""
+
+    def __init__(self, step: str | None, passes: int) -> None:
+        self._step = step
+        self._left = passes
+
+    def __call__(self, step: str) -> None:
+        """A step was reached."""
+        if step != self._step:
+            return
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+
+
+def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Worker:
+    """A worker with its dispatcher, ready to run in the current event loop."""
+    checkpoint = killer(settings)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    specs = [
+        runs_agent(providers, settings.partitions),
+        rows_agent(),
+        receipts_agent(),
+    ]
+    worker = Worker(settings, specs, checkpoint=checkpoint)
+    worker.companion = Dispatcher(
+        settings,
+        providers,
+        caller,
+        EventPublisher(settings.connection(), settings.topic_prefix),
+        AnswerJournal(settings.data / "answers.journal"),
+        fail=worker.fail,
+        checkpoint=checkpoint,
+    )
+    return worker
+
+
+def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
+    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
+    providers = load_providers(settings.providers)
+    from streams.tools.http import HttpCaller
+
+    caller = HttpCaller(providers, environment=environment, response_bytes_max=settings.response_bytes_max)
+    _install_uvloop()
+    return asyncio.run(_run(settings, providers, caller))
+
+
+async def _run(settings: Settings, providers: Providers, caller: Caller) -> int:
+    worker = build_worker(settings, providers, caller)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    worker.on_change = lambda: log.info(
+        "owns %d partitions, read %d changelog records", len(worker.actors), worker.recovered_records
+    )
+    return await worker.run()
+
+
+def _install_uvloop() -> None:
+    """A faster event loop, where it installs; Faust's consumer thread gets one too."""
+    try:
+        import uvloop
+    except ImportError:
+        return
+    uvloop.install()

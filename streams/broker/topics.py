@@ -1,0 +1,135 @@
+"""The topics of a system: their names and settings, making them, and checking that they are as they must be.
+
+One partition count for all keyed topics makes Faust place partition n of each on one worker. A worker refuses to start when a
+topic is missing or has another count (case H5): receipts would be looked up in the wrong place and paid again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from streams.errors import TopicsError, Unreachable
+
+FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
+WEEK = {"retention.ms": str(7 * 24 * 3600 * 1000)}
+MONTH = {"retention.ms": str(30 * 24 * 3600 * 1000)}
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.5"}
+LARGE = {"max.message.bytes": str(9 * 1024 * 1024)}
+
+TABLES = ("runs", "rows", "receipts")
+TOPICS: Mapping[str, Mapping[str, str]] = {
+    "run-requests": FOREVER,
+    "operations": FOREVER,
+    "map-progress": WEEK,
+    "run-events": FOREVER,
+    "map-rows": COMPACTED,
+    "row-work": FOREVER,
+    "row-control": FOREVER,
+    "tool-requests": FOREVER,
+    "lane-control": FOREVER,
+    "receipt-claims": FOREVER,
+    "lease-heartbeats": FOREVER,
+    "receipt-completions": FOREVER,
+    "tool-results": FOREVER,
+    "row-progress": FOREVER,
+    "turns": FOREVER,
+    "dead-letters": MONTH,
+}
+
+
+def topics_of(app: str, prefix: str = "", tables: tuple[str, ...] = TABLES) -> dict[str, dict[str, str]]:
+    """All topics of a system with their settings, the tables' changelogs included."""
+    topics = {prefix + name: {**settings, **LARGE} for name, settings in TOPICS.items()}
+    for table in tables:
+        topics[f"{app}-{table}-changelog"] = {**COMPACTED, **LARGE}
+    return topics
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """One topic as it is: its partition count, or ``None`` where it is missing."""
+
+    name: str
+    expected: int
+    found: int | None
+
+    @property
+    def right(self) -> bool:
+        """The topic exists with the expected count."""
+        return self.found == self.expected
+
+    def __str__(self) -> str:
+        found = "missing" if self.found is None else f"{self.found} partitions"
+        return f"{self.name}: {found}, expected {self.expected}"
+
+
+async def inspect(
+    connection: Mapping[str, Any], app: str, partitions: int, prefix: str = "", tables: tuple[str, ...] = TABLES
+) -> list[TopicState]:
+    """State of every topic of the system. Raises ``Unreachable``."""
+    admin = await _admin(connection)
+    try:
+        described = await admin.describe_topics()
+    finally:
+        await admin.close()
+    counts = {topic["topic"]: len(topic["partitions"]) for topic in described}
+    return [TopicState(name, partitions, counts.get(name)) for name in topics_of(app, prefix, tables)]
+
+
+async def check(
+    connection: Mapping[str, Any], app: str, partitions: int, prefix: str = "", tables: tuple[str, ...] = TABLES
+) -> None:
+    """Raise ``TopicsError`` naming every topic that is missing or has another partition count."""
+    wrong = [state for state in await inspect(connection, app, partitions, prefix, tables) if not state.right]
+    if wrong:
+        raise TopicsError(
+            "topics are not as they must be: "
+            + "; ".join(map(str, wrong))
+            + ". Run `paidonce topics apply` for missing ones; a count is fixed for the life of a system"
+        )
+
+
+async def apply(
+    connection: Mapping[str, Any],
+    app: str,
+    partitions: int,
+    replication: int = 1,
+    prefix: str = "",
+    tables: tuple[str, ...] = TABLES,
+) -> list[str]:
+    """Create what is missing and return its names; raises ``TopicsError`` where a topic has another count."""
+    states = await inspect(connection, app, partitions, prefix, tables)
+    if any(state.found is not None and not state.right for state in states):
+        await check(connection, app, partitions, prefix, tables)
+    missing = [state.name for state in states if state.found is None]
+    if not missing:
+        return []
+    settings = topics_of(app, prefix, tables)
+    admin = await _admin(connection)
+    try:
+        answer = await admin.create_topics(
+            [NewTopic(name, partitions, replication, topic_configs=settings[name]) for name in missing],
+            timeout_ms=30_000,
+        )
+        for name, code, *text in answer.topic_errors:
+            kind = for_code(code)
+            if code and kind is not TopicAlreadyExistsError:
+                raise TopicsError(f"cannot create topic {name}: {kind.__name__} {text}")
+    finally:
+        await admin.close()
+    return missing
+
+
+async def _admin(connection: Mapping[str, Any]) -> AIOKafkaAdminClient:
+    admin = AIOKafkaAdminClient(**connection, request_timeout_ms=15_000)
+    try:
+        await admin.start()
+    except KafkaError as error:
+        await admin.close()
+        raise Unreachable(f"no Kafka broker answers at {connection['bootstrap_servers']}: {error}") from error
+    return admin

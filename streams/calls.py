@@ -1,0 +1,260 @@
+"""Provider calls in flight: from a granted claim to its published outcome.
+
+Part of the dispatcher's shell. A call belongs to the process, not to the partition: it goes on when the partition is taken away,
+and publishes its end under its own attempt and lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from schemas import address
+from schemas.events import (
+    Ambiguous,
+    AttemptEnded,
+    BatchClaimed,
+    ClaimedMember,
+    Failed,
+    Fault,
+    Outcome,
+    Repeat,
+    Retry,
+    Value,
+)
+from schemas.providers import Providers
+from schemas.states import ASK, BATCH, Ask, Batch, record_key
+from streams.engine.lanes import Departure
+from streams.engine.retries import backoff_ms
+from streams.errors import PaidonceError, StateError
+from streams.journal import AnswerJournal
+from streams.outbox import EventPublisher
+from streams.settings import Settings
+from streams.tools.port import (
+    Answered,
+    Caller,
+    CallMember,
+    CallReport,
+    Doubtful,
+    MemberOutcome,
+    NotDone,
+    ProviderCall,
+    Refused,
+)
+from streams.turn import Actor, Checkpoint
+
+log = logging.getLogger(__name__)
+
+#: A provider that is merely busy gets more patience than one that fails.
+BUSY_TRIES_MAX = 20
+
+
+@dataclass(slots=True)
+class Flight:
+    """One provider call from its claim to its end."""
+
+    actor: Actor
+    partition: int
+    lane: str
+    tool: str
+    lease: str
+    claimed_at: float
+    send_at: float
+    members: tuple[ClaimedMember, ...]
+    #: All members of the call in payload order; more than ``members`` only where a part of a repeated batch has settled.
+    payload: tuple[ClaimedMember, ...]
+    batch: str
+    inputs: tuple[bytes, ...]
+    #: Attempts that brought nothing so far, by receipt.
+    tries: dict[str, int]
+    claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
+
+
+class Calls:
+    """The calls of this process that may be under way at their providers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        providers: Providers,
+        caller: Caller,
+        publisher: EventPublisher,
+        journal: AnswerJournal,
+        *,
+        on_end: Callable[[Flight, float | None], None],
+        fail: Callable[[PaidonceError], None],
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._settings = settings
+        self._providers = providers
+        self._caller = caller
+        self._publisher = publisher
+        self._journal = journal
+        self._on_end = on_end
+        self._fail = fail
+        self._checkpoint = checkpoint
+        self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
+        self.made = 0
+
+    def flight(
+        self,
+        actor: Actor,
+        partition: int,
+        lane: str,
+        departure: Departure,
+        members: tuple[ClaimedMember, ...],
+        lease: str,
+        claimed_at: float,
+    ) -> Flight:
+        """Prepare a call: its payload in order, and its inputs as the table has them."""
+        payload, batch = members, departure.batch
+        if batch:
+            stored = actor.record_of(record_key(BATCH, batch), Batch)
+            if stored is None:
+                raise StateError(f"batch {batch} is to be repeated, but is not in the table")
+            payload = _payload(stored, members)
+        elif len(members) > 1:
+            names = [f"{member.receipt}:{member.epoch}:{member.op}" for member in members]
+            batch = address.batch_key(departure.tool, names)
+        asks = actor.records_of([record_key(ASK, member.receipt) for member in payload], Ask)
+        return Flight(
+            actor=actor,
+            partition=partition,
+            lane=lane,
+            tool=departure.tool,
+            lease=lease,
+            claimed_at=claimed_at,
+            send_at=departure.send_at,
+            members=members,
+            payload=payload,
+            batch=batch,
+            inputs=tuple(ask.input for ask in asks),
+            tries={entry.receipt: entry.need.tries for entry in departure.entries},
+        )
+
+    def start(self, flight: Flight) -> None:
+        """The claim is granted: make the call."""
+        task = asyncio.create_task(self._run(flight), name=f"call/{flight.lease}")
+        self._tasks[flight.lease] = (flight, task)
+        task.add_done_callback(lambda _task: self._tasks.pop(flight.lease, None))
+
+    def is_in_flight(self, lease: str) -> bool:
+        """A call of this process under this lease has not yet told its end."""
+        return lease in self._tasks
+
+    def leases(self) -> dict[int, list[str]]:
+        """Leases of calls in flight, by partition."""
+        found: dict[int, list[str]] = {}
+        for lease, (flight, _) in self._tasks.items():
+            found.setdefault(flight.partition, []).append(lease)
+        return found
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Wait until all calls have told their end, or the grace time is over; the rest is left to their leases."""
+        tasks = [task for _, task in self._tasks.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace_seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("%d calls had not ended after %g s of grace", len(late), grace_seconds)
+                await asyncio.wait(late)
+
+    async def close(self) -> None:
+        """Release the caller's connections."""
+        await self._caller.close()
+
+    async def _run(self, flight: Flight) -> None:
+        try:
+            report = await self._call(flight)
+            events = self._ends(flight, report)
+            self._journal.append(flight.partition, events)
+            self._checkpoint("dispatcher:called")
+            await self._publisher.publish("receipt-completions", flight.partition, events)
+            self._journal.published()
+            self._checkpoint("dispatcher:completed")
+        except PaidonceError as error:
+            self._fail(error)
+            return
+        except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
+            log.exception("a call of %s ended in a defect", flight.tool)
+            self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))
+            return
+        self._tasks.pop(flight.lease, None)
+        self._on_end(flight, report.lane_pause_seconds)
+
+    async def _call(self, flight: Flight) -> CallReport:
+        found = self._providers.tool(flight.tool)
+        if found is None:
+            fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
+            return CallReport(tuple(Refused(fault) for _ in flight.payload))
+        provider, _ = found
+        keys = [address.provider_key(member.receipt, member.epoch, member.op) for member in flight.payload]
+        batched = len(flight.payload) > 1
+        key = keys[0]
+        if batched:
+            key = address.batch_provider_key(flight.batch, keys, address.payload_digest(b"\n".join(flight.inputs)))
+        wait = flight.send_at - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if wait > 0:
+            await asyncio.sleep(wait)
+        self.made += 1
+        self._checkpoint("dispatcher:calling")
+        members = zip(flight.payload, flight.inputs, strict=True)
+        call = ProviderCall(
+            tool=flight.tool,
+            members=tuple(CallMember(member.receipt, text) for member, text in members),
+            batched=batched,
+            idempotency_key=key,
+            request_id=address.request_id(key),
+        )
+        return await self._caller.call(call)
+
+    def _ends(self, flight: Flight, report: CallReport) -> list[AttemptEnded]:
+        """How each attempt ended, by the policy of retries: judged once, here, and written down."""
+        claimed = {member.receipt: member for member in flight.members}
+        found = self._providers.tool(flight.tool)
+        repeat = Repeat.NEVER if found is None else found[1].repeat
+        events = []
+        for carried, outcome in zip(flight.payload, report.outcomes, strict=True):
+            member = claimed.get(carried.receipt)
+            if member is None:
+                continue
+            tries = flight.tries.get(member.receipt, 0) + 1
+            end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, time.time(), random.random())
+            events.append(AttemptEnded(member.receipt, member.n, member.epoch, flight.lease, end))
+        return events
+
+
+def _payload(batch: Batch, members: tuple[ClaimedMember, ...]) -> tuple[ClaimedMember, ...]:
+    """A batch as it was, with the attempt numbers of the members that are claimed again."""
+    claimed = {member.receipt: member for member in members}
+    return tuple(
+        claimed.get(receipt) or ClaimedMember(receipt, 0, epoch, op) for receipt, epoch, op in batch.members
+    )
+
+
+def outcome_of(
+    outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: int, now: float, jitter: float
+) -> Outcome:
+    """The event's outcome for a member: what is worth another attempt, when, and what is final."""
+    match outcome:
+        case Answered(output=output):
+            return Value(output)
+        case Refused(fault=fault):
+            return Failed(fault)
+        case NotDone(fault=fault, retry_after_seconds=retry_after):
+            limit = BUSY_TRIES_MAX if fault.code == "rate_limited" else tries_max
+            if tries >= limit:
+                return Failed(Fault(fault.code, f"{fault.message} (given up after {tries} attempts)", True))
+            wait = max(retry_after or 0.0, backoff_ms(tries, jitter=jitter) / 1000)
+            return Retry(fault, int((now + wait) * 1000))
+        case Doubtful(fault=fault):
+            if repeat is Repeat.NEVER:
+                return Ambiguous(fault)
+            if tries >= tries_max:
+                return Ambiguous(fault, used_up=True)
+            return Ambiguous(fault, int(now * 1000) + backoff_ms(tries, jitter=jitter))

@@ -1,0 +1,337 @@
+"""The dispatcher: claims what a lane lets go, calls the provider once the claim is granted, and publishes how it ended.
+
+The asyncio shell around ``engine.lanes``, in the process of the ``receipts`` actors. It holds no state that matters: its claims,
+heartbeats and completions are events, and only a claim that was folded in a committed turn of its own generation is called for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from schemas.events import (
+    BatchClaimed,
+    ClaimedMember,
+    Event,
+    LeaseJudgedExpired,
+    LeaseReleased,
+    LeasesRenewed,
+    Probed,
+)
+from schemas.providers import Providers
+from streams.calls import Calls, Flight
+from streams.engine.lanes import Departure, Lane, LanePace, ToolForm
+from streams.engine.port import Context, Effect
+from streams.engine.receipts import (
+    ClaimFolded,
+    KeptAside,
+    LeaseOver,
+    LeaseSeen,
+    LeasesSeen,
+    ProbeSeen,
+    Queued,
+    Unqueued,
+)
+from streams.errors import PaidonceError
+from streams.journal import AnswerJournal
+from streams.leases import LeaseWatch
+from streams.outbox import EventPublisher
+from streams.settings import Settings
+from streams.tools.port import Caller
+from streams.turn import Actor, Checkpoint
+from streams.worker import Companion
+
+log = logging.getLogger(__name__)
+
+#: With less of the lease left than this, a call is not started.
+START_MARGIN_SECONDS = 0.1
+PROBED_TOPICS = ("receipt-claims", "lease-heartbeats", "receipt-completions")
+
+
+def steady_clock() -> float:
+    """Seconds of a clock that neither steps nor stops while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def forms_of(providers: Providers) -> dict[str, ToolForm]:
+    """Batch forms of all tools, by ``provider.tool``."""
+    return {
+        f"{name}.{tool_name}": ToolForm(tool.batch.size_max, tool.batch.window_ms / 1000)
+        for name, provider in providers.providers.items()
+        for tool_name, tool in provider.tools.items()
+        if tool.batch is not None
+    }
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What the dispatcher keeps for one owned partition of ``receipts``."""
+
+    actor: Actor
+    watch: LeaseWatch
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    #: Claims that were published and not yet folded, by lease.
+    pending: dict[str, Flight] = field(default_factory=dict)
+    #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
+    probe: str | None = None
+    probes_seen: int = 0
+
+
+class Dispatcher(Companion):
+    """One lane for each organisation and provider of every owned partition."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        providers: Providers,
+        caller: Caller,
+        publisher: EventPublisher,
+        journal: AnswerJournal,
+        *,
+        fail: Callable[[PaidonceError], None],
+        checkpoint: Checkpoint = lambda _step: None,
+        clock: Callable[[], float] = steady_clock,
+    ) -> None:
+        self.settings = settings
+        self._providers = providers
+        self._forms = forms_of(providers)
+        self._publisher = publisher
+        self._journal = journal
+        self._fail = fail
+        self._checkpoint = checkpoint
+        self._clock = clock
+        self._partitions: dict[int, _Partition] = {}
+        self._beat: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._publishing: set[asyncio.Task[None]] = set()
+        self.calls = Calls(
+            settings, providers, caller, publisher, journal, on_end=self._ended, fail=fail, checkpoint=checkpoint
+        )
+        self.stale_values = 0
+
+    # --- the worker's side -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Publish again what the last process read but may not have published, then begin to send heartbeats."""
+        await self._publisher.start()
+        unpublished = self._journal.unpublished()
+        for partition, events in unpublished:
+            await self._publisher.publish("receipt-completions", partition, events)
+        if unpublished:
+            log.info("published %d journalled answers again", sum(len(events) for _, events in unpublished))
+        self._journal.clear()
+        self._beat = asyncio.create_task(self._heartbeats(), name="heartbeats")
+
+    async def opened(self, table: str, actors: Mapping[int, Actor]) -> None:
+        """Partitions are ours: their lanes are filled by the effects of their first turn."""
+        if table == "receipts":
+            for partition, actor in actors.items():
+                watch = LeaseWatch(self.settings.lease_seconds, self._clock)
+                self._partitions[partition] = _Partition(actor, watch)
+
+    async def revoked(self) -> None:
+        """Make no new claims and give back what was not granted; calls in flight go on (dispatcher's rule 3)."""
+        partitions, self._partitions = self._partitions, {}
+        for number, partition in partitions.items():
+            for timer in partition.timers.values():
+                timer.cancel()
+            for flight in partition.pending.values():
+                self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
+
+    async def stop(self) -> None:
+        """No new claims; wait for calls in flight up to the grace time; give back what was not sent."""
+        self._stopping = True
+        for number, partition in self._partitions.items():
+            for timer in partition.timers.values():
+                timer.cancel()
+            for flight in partition.pending.values():
+                self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
+            partition.pending.clear()
+        await self.calls.drain(self.settings.grace_seconds)
+        if self._publishing:
+            await asyncio.wait(self._publishing, timeout=5)
+        if self._beat is not None:
+            self._beat.cancel()
+        await self._publisher.stop()
+        await self.calls.close()
+
+    def effects(self, table: str, partition: int, effects: Sequence[Effect], context: Context) -> None:
+        """Take note of what a committed turn queued, granted and ended."""
+        owned = self._partitions.get(partition)
+        if table != "receipts" or owned is None or not effects:
+            return
+        now = self._clock()
+        moved: set[str] = set()
+        for effect in effects:
+            match effect:
+                case Queued():
+                    delay = max(0.0, (effect.need.not_before_ms - context.now_ms) / 1000)
+                    lane = self._lane(owned, effect.lane, now)
+                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, now, now + delay)
+                    moved.add(effect.lane)
+                case Unqueued():
+                    if effect.lane in owned.lanes:
+                        owned.lanes[effect.lane].unqueue(effect.receipt)
+                case ClaimFolded():
+                    self._folded(partition, owned, effect)
+                    moved.add(effect.lane)
+                case LeaseSeen():
+                    # A call of ours from before a rebalance counts like a foreign one: until its end is folded.
+                    foreign = effect.lease not in owned.pending
+                    if owned.watch.claimed(effect.lane, effect.lease, effect.members, foreign=foreign) and foreign:
+                        self._lane(owned, effect.lane, now).in_flight += 1
+                case LeasesSeen():
+                    owned.watch.renewed(effect.leases)
+                case LeaseOver():
+                    self._over(owned, effect, moved)
+                case ProbeSeen():
+                    self._probed(owned, effect)
+                case KeptAside():
+                    self.stale_values += 1
+                    log.warning("receipt %s: a further value of attempt %d was kept aside", effect.receipt, effect.n)
+        for name in moved:
+            self._depart(partition, owned, name)
+
+    # --- lanes -----------------------------------------------------------------------------------------------
+
+    def _lane(self, owned: _Partition, name: str, now: float) -> Lane:
+        lane = owned.lanes.get(name)
+        if lane is None:
+            provider = self._providers.providers.get(name.partition("/")[2])
+            pace = LanePace() if provider is None else LanePace(
+                provider.pace.requests_per_second, provider.pace.burst, provider.pace.concurrency
+            )
+            lane = owned.lanes[name] = Lane(pace, self._forms, now)
+        return lane
+
+    def _ours(self, owned: _Partition, lease: str) -> bool:
+        return lease in owned.pending or self.calls.is_in_flight(lease)
+
+    def _over(self, owned: _Partition, effect: LeaseOver, moved: set[str]) -> None:
+        watched = owned.watch.over(effect.lease, effect.receipt)
+        if watched is not None and watched.foreign:
+            lane = owned.lanes[watched.lane]
+            lane.in_flight = max(0, lane.in_flight - 1)
+            moved.add(watched.lane)
+
+    def _depart(self, partition: int, owned: _Partition, name: str) -> None:
+        """Claim what the lane lets go, and look again when it says so."""
+        timer = owned.timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        if self._stopping or self._partitions.get(partition) is not owned:
+            return
+        departures, look_again = owned.lanes[name].plan(self._clock())
+        claims: list[Event] = []
+        for departure in departures:
+            flight = self._claim(partition, owned, name, departure)
+            owned.pending[flight.lease] = flight
+            claims.append(flight.claim)
+        if claims:
+            self._say("receipt-claims", partition, *claims)
+        if look_again is not None:
+            delay = max(0.0, look_again - self._clock())
+            owned.timers[name] = asyncio.get_running_loop().call_later(
+                delay, self._depart, partition, owned, name
+            )
+
+    def _claim(self, partition: int, owned: _Partition, lane: str, departure: Departure) -> Flight:
+        members = tuple(
+            ClaimedMember(entry.receipt, entry.need.n, entry.need.epoch, entry.need.op)
+            for entry in departure.entries
+        )
+        lease = uuid.uuid4().hex
+        # The lease runs from the clock read before the claim is published (dispatcher's rule 2).
+        claimed_at = self._clock()
+        flight = self.calls.flight(owned.actor, partition, lane, departure, members, lease, claimed_at)
+        flight.claim = BatchClaimed(
+            lane=lane,
+            tool=departure.tool,
+            batch=flight.batch,
+            lease=lease,
+            generation=owned.actor.generation,
+            members=members,
+            payload=flight.payload if flight.payload != members else (),
+        )
+        return flight
+
+    def _folded(self, partition: int, owned: _Partition, effect: ClaimFolded) -> None:
+        """Our claim was folded: call for it whole, or give it back whole and let its members be batched anew."""
+        flight = owned.pending.pop(effect.lease, None)
+        if flight is None:
+            return
+        self._checkpoint("dispatcher:granted")
+        in_time = self._clock() - flight.claimed_at < self.settings.lease_seconds - START_MARGIN_SECONDS
+        if effect.lost or not in_time:
+            kept = tuple(member for member in flight.members if member.receipt in set(effect.granted))
+            if kept:
+                self._say("receipt-claims", partition, LeaseReleased(flight.lease, kept))
+            self._landed(owned, flight)
+            return
+        self.calls.start(flight)
+
+    def _ended(self, flight: Flight, pause_seconds: float | None) -> None:
+        """A call has ended, and its outcome is published."""
+        owned = self._partitions.get(flight.partition)
+        if owned is None or flight.lane not in owned.lanes:
+            return
+        if pause_seconds:
+            owned.lanes[flight.lane].pause(self._clock() + pause_seconds)
+        if owned.actor is flight.actor:
+            self._landed(owned, flight)
+        self._depart(flight.partition, owned, flight.lane)
+
+    def _landed(self, owned: _Partition, flight: Flight) -> None:
+        lane = owned.lanes[flight.lane]
+        lane.in_flight = max(0, lane.in_flight - 1)
+
+    # --- leases ----------------------------------------------------------------------------------------------
+
+    async def _heartbeats(self) -> None:
+        """Renew the leases of calls in flight, and judge those that nobody renews."""
+        every = self.settings.lease_seconds / 3
+        tick = min(every, 0.25)
+        beat_at = self._clock() + every
+        while True:
+            await asyncio.sleep(tick)
+            if self._clock() >= beat_at:
+                beat_at = self._clock() + every
+                for partition, leases in self.calls.leases().items():
+                    self._say("lease-heartbeats", partition, LeasesRenewed(tuple(leases)))
+            for partition, owned in self._partitions.items():
+                if owned.probe is None and owned.watch.run_out(lambda lease, o=owned: self._ours(o, lease)):
+                    owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
+                    for topic in PROBED_TOPICS:
+                        self._say(topic, partition, Probed(owned.probe))
+
+    def _probed(self, owned: _Partition, effect: ProbeSeen) -> None:
+        if effect.probe != owned.probe:
+            return
+        owned.probes_seen += 1
+        if owned.probes_seen < len(PROBED_TOPICS):
+            return
+        owned.probe = None
+        for lease, members in owned.watch.run_out(lambda lease: self._ours(owned, lease)):
+            log.warning("lease %s of %d receipts has expired", lease, len(members))
+            owned.actor.inbox.command(LeaseJudgedExpired(lease, members))
+            owned.watch.leases[lease].seen_at = self._clock()
+
+    def _say(self, topic: str, partition: int, *events: Event) -> None:
+        """Publish without waiting; trouble with the broker ends the worker."""
+        task = asyncio.create_task(self._publish(topic, partition, events))
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+
+    async def _publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
+        try:
+            await self._publisher.publish(topic, partition, events)
+        except PaidonceError as error:
+            self._fail(error)
+            return
+        if topic == "receipt-claims" and any(isinstance(event, BatchClaimed) for event in events):
+            self._checkpoint("dispatcher:claimed")

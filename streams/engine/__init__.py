@@ -1,0 +1,1 @@
+"""Pure decisions: functions of state and event, without clocks, sockets or random numbers."""

@@ -1,0 +1,89 @@
+"""Bind a play to the providers' definitions: what a run needs to know of its tools, fixed when the run is accepted.
+
+Pure. Its result travels in ``RunOpened`` and is written into the turn record, so a later change of the providers file changes no
+run that has begun.
+"""
+
+from __future__ import annotations
+
+from schemas import address
+from schemas.canonical import UncanonicalValue, canonical
+from schemas.events import CompiledColumn, CompiledPlay
+from schemas.plays import Play
+from schemas.providers import Provider, Providers, Tool
+from streams.engine.program import TemplateError, fields_of
+
+
+def lane_of(org: str, provider: str) -> str:
+    """The lane that coalesces, batches and paces the calls of an organisation to a provider."""
+    return f"{org}/{provider}"
+
+
+def scope_of(name: str, provider: Provider) -> str:
+    """Auth-scope digest of a provider's tools (K3)."""
+    auth = provider.auth
+    return address.auth_scope_digest(
+        provider=name,
+        base_url=provider.url,
+        secret_reference=None if auth is None else auth.secret,
+        account="anonymous" if auth is None else auth.account,
+    )
+
+
+def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPlay | None, list[str]]:
+    """The bound play, or ``None`` with every fault that forbids it."""
+    faults: list[str] = []
+    columns: list[CompiledColumn] = []
+    for index, column in enumerate(play.columns):
+        place = f"play.columns.{index}"
+        found = providers.tool(column.tool)
+        if found is None:
+            known = ", ".join(providers.tool_names()) or "none; the worker has no providers file"
+            faults.append(f"{place}.tool: unknown tool {column.tool!r}; known are: {known}")
+            continue
+        try:
+            template = canonical(column.input).decode()
+            fields_of(column.input, f"{place}.input")
+        except (TemplateError, UncanonicalValue) as error:
+            faults.append(f"{place}.input: {error}")
+            continue
+        provider, tool = found
+        columns.append(_bound(play, column.name, column.needs, column.extract, template, column.tool, provider, tool, org))
+    if faults:
+        return None, faults
+    return (
+        CompiledPlay(
+            name=play.name,
+            dataset=play.dataset_name,
+            revision=address.revision(play.model_dump(mode="json")),
+            key_columns=play.key,
+            columns=tuple(columns),
+        ),
+        [],
+    )
+
+
+def _bound(
+    play: Play,
+    name: str,
+    needs: tuple[str, ...],
+    extract: str | None,
+    template: str,
+    tool_name: str,
+    provider: Provider,
+    tool: Tool,
+    org: str,
+) -> CompiledColumn:
+    provider_name = tool_name.partition(".")[0]
+    return CompiledColumn(
+        name=name,
+        tool=tool_name,
+        lane=lane_of(org, provider_name),
+        version=tool.version,
+        scope=scope_of(provider_name, provider),
+        repeat=tool.repeat,
+        template=template,
+        needs=needs,
+        extract=extract,
+        private_to=None if tool.shared else play.dataset_name,
+    )

@@ -1,0 +1,235 @@
+"""Lane planning: what may leave now, and when to look again.
+
+One lane coalesces, batches and paces the calls of one organisation to one provider. Pure: the shell (``streams.dispatcher``) owns
+clock and sockets and passes the time in, in seconds of one steady clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from streams.engine.protocol import Need
+
+#: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
+CLAIM_AHEAD_SECONDS = 0.05
+#: Members of a batch that is to be repeated are gathered this long.
+GATHER_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """What a lane must know of a tool: how many requests make a batch, and how long they may wait for company."""
+
+    size_max: int = 1
+    window_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LanePace:
+    """How fast a lane may call: a rate with burst (GCRA), and a ceiling of calls in flight (G1)."""
+
+    requests_per_second: float | None = None
+    burst: int = 1
+    concurrency: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One queued receipt."""
+
+    receipt: str
+    tool: str
+    run: str
+    need: Need
+    #: When it came into its bucket.
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """One provider call that is to be claimed now and may be sent at ``send_at``."""
+
+    tool: str
+    entries: tuple[Entry, ...]
+    send_at: float
+    #: The batch that is repeated as it was, or ``""``.
+    batch: str = ""
+
+
+class Gcra:
+    """Generic cell rate algorithm: the least state that keeps a rate with a burst."""
+
+    def __init__(self, pace: LanePace, now: float) -> None:
+        self._interval = 0.0 if pace.requests_per_second is None else 1 / pace.requests_per_second
+        self._tolerance = self._interval * (pace.burst - 1)
+        # A new owner begins with an empty burst: it cannot know what the last one used up.
+        self._arrival = now + self._tolerance
+
+    def next_at(self, now: float) -> float:
+        """When the next call may go."""
+        return max(now, self._arrival - self._tolerance)
+
+    def take(self, now: float) -> float:
+        """Use up the next call, and return when it may go."""
+        at = self.next_at(now)
+        self._arrival = max(at, self._arrival) + self._interval
+        return at
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Requests that may share a call, by run and in order, so that runs take turns (N7)."""
+
+    runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, entry: Entry) -> None:
+        self.runs.setdefault(entry.run, {})[entry.receipt] = entry
+        self.size += 1
+
+    def remove(self, entry: Entry) -> None:
+        mine = self.runs[entry.run]
+        del mine[entry.receipt]
+        if not mine:
+            del self.runs[entry.run]
+        self.size -= 1
+
+    def oldest(self) -> float:
+        """When the first of the waiting ones came."""
+        return min(next(iter(mine.values())).since for mine in self.runs.values())
+
+    def take(self, count: int) -> tuple[Entry, ...]:
+        """Up to ``count`` entries, runs in turn; a run that was served goes to the end of the line."""
+        taken: list[Entry] = []
+        while len(taken) < count and self.runs:
+            run, mine = next(iter(self.runs.items()))
+            share = max(1, (count - len(taken)) // len(self.runs))
+            for receipt in list(itertools.islice(mine, share)):
+                taken.append(mine.pop(receipt))
+            del self.runs[run]
+            if mine:
+                self.runs[run] = mine
+        self.size -= len(taken)
+        return tuple(taken)
+
+
+class Lane:
+    """The queue, the pace and the gate of one lane."""
+
+    def __init__(self, pace: LanePace, forms: Mapping[str, ToolForm], now: float) -> None:
+        self.pace = pace
+        self.forms = forms
+        self.rate = Gcra(pace, now)
+        #: Calls that count against the ceiling: ours, and foreign ones whose leases live.
+        self.in_flight = 0
+        #: The retry-after gate: nothing leaves before.
+        self.gate = 0.0
+        self._entries: dict[str, Entry] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self._repeats: dict[str, dict[str, Entry]] = {}
+        self._later: list[tuple[float, int, Entry]] = []
+        self._number = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def queue(self, receipt: str, tool: str, run: str, need: Need, now: float, not_before: float) -> None:
+        """A receipt needs a claim from ``not_before`` on; replaces what was queued for it."""
+        old = self._entries.get(receipt)
+        if old is not None:
+            if old.need == need:
+                return
+            self.unqueue(receipt)
+        entry = Entry(receipt, tool, run, need, max(now, not_before))
+        self._entries[receipt] = entry
+        if not_before > now:
+            heapq.heappush(self._later, (not_before, next(self._number), entry))
+        else:
+            self._place(entry)
+
+    def unqueue(self, receipt: str) -> None:
+        """A receipt needs no claim."""
+        entry = self._entries.pop(receipt, None)
+        if entry is None:
+            return
+        repeat = self._repeats.get(entry.need.batch)
+        if repeat is not None and receipt in repeat:
+            del repeat[receipt]
+            if not repeat:
+                del self._repeats[entry.need.batch]
+            return
+        bucket = self._buckets.get(entry.tool)
+        if bucket is not None and receipt in bucket.runs.get(entry.run, ()):
+            bucket.remove(entry)
+
+    def pause(self, until: float) -> None:
+        """Nothing of this lane leaves before ``until`` (P3)."""
+        self.gate = max(self.gate, until)
+
+    def plan(self, now: float) -> tuple[list[Departure], float | None]:
+        """The calls to claim now, and when to look again although nothing happens (``None``: not until something does)."""
+        while self._later and self._later[0][0] <= now:
+            entry = heapq.heappop(self._later)[2]
+            if self._entries.get(entry.receipt) is entry:
+                self._place(entry)
+        departures: list[Departure] = []
+        if now < self.gate:
+            return [], self.gate if self._entries else None
+        look_again = self._later[0][0] if self._later else None
+        for ready_at, tool, batch in sorted(self._candidates()):
+            if ready_at > now:
+                look_again = ready_at if look_again is None else min(look_again, ready_at)
+                break
+            while self.in_flight < self.pace.concurrency:
+                send_at = self.rate.next_at(now)
+                if send_at > now + CLAIM_AHEAD_SECONDS:
+                    at = send_at - CLAIM_AHEAD_SECONDS
+                    return departures, at if look_again is None else min(look_again, at)
+                entries = self._taken(tool, batch, now)
+                if not entries:
+                    break
+                self.in_flight += 1
+                departures.append(Departure(tool, entries, self.rate.take(now), batch))
+            if self.in_flight >= self.pace.concurrency:
+                return departures, look_again
+        again = min((ready_at for ready_at, _, _ in self._candidates()), default=None)
+        if again is not None and again > now:
+            look_again = again if look_again is None else min(look_again, again)
+        return departures, look_again
+
+    def _place(self, entry: Entry) -> None:
+        if entry.need.batch:
+            self._repeats.setdefault(entry.need.batch, {})[entry.receipt] = entry
+        else:
+            self._buckets.setdefault(entry.tool, _Bucket()).add(entry)
+
+    def _candidates(self) -> Iterator[tuple[float, str, str]]:
+        """When each bucket and each batch to be repeated may leave."""
+        for tool, bucket in self._buckets.items():
+            if bucket.size:
+                form = self.forms.get(tool, _ALONE)
+                oldest = bucket.oldest()
+                yield (oldest if bucket.size >= form.size_max else oldest + form.window_seconds), tool, ""
+        for batch, members in self._repeats.items():
+            first = next(iter(members.values()))
+            yield first.since + GATHER_SECONDS, first.tool, batch
+
+    def _taken(self, tool: str, batch: str, now: float) -> tuple[Entry, ...]:
+        if batch:
+            entries = tuple(self._repeats.pop(batch, {}).values())
+        else:
+            bucket = self._buckets[tool]
+            form = self.forms.get(tool, _ALONE)
+            full = bucket.size >= form.size_max
+            if not bucket.size or (not full and bucket.oldest() + form.window_seconds > now):
+                return ()
+            entries = bucket.take(form.size_max)
+        for entry in entries:
+            del self._entries[entry.receipt]
+        return entries
+
+
+_ALONE = ToolForm()

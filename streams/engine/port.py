@@ -1,0 +1,107 @@
+"""What an engine gets and gives in a turn: records in, outputs and effects out.
+
+The words shared by the pure engines and the turn that drives them. Nothing here reads a clock or does any input or output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from schemas.events import Event
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Records(Protocol):
+    """The records of one partition as one turn sees them."""
+
+    def prefetch(self, keys: Iterable[bytes]) -> None:
+        """Load many records at once; only an optimisation."""
+        ...
+
+    def get(self, key: bytes, kind: type[S]) -> S | None:
+        """The record, or ``None``."""
+        ...
+
+    def put(self, key: bytes, record: msgspec.Struct) -> None:
+        """Set the record; also after a change in place."""
+        ...
+
+    def delete(self, key: bytes) -> None:
+        """Remove the record."""
+        ...
+
+    def scan(self, prefix: bytes, kind: type[S], after: bytes | None = None) -> Iterator[tuple[bytes, S]]:
+        """Records under ``prefix`` in key order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Facts about a turn that its shell took once and wrote down: no engine reads them elsewhere."""
+
+    partition: int
+    partitions: int
+    generation: int
+    #: Unix time in milliseconds.
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublicEvent:
+    """A JSON event for users: topic, key, CloudEvents type and subject, and its data."""
+
+    topic: str
+    key: str
+    type: str
+    data: bytes | None
+    #: Stable identity of the event, so that a consumer can recognise a copy.
+    id: str
+    #: Where it goes; ``None``: the partition of the turn, so that what belongs together stays in order.
+    partition: int | None = None
+
+
+class Effect:
+    """Something to do in the process once the turn is committed."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(Effect):
+    """Fold a command at this Unix time in milliseconds, although no message may have come."""
+
+    at_ms: int
+    command: Event
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What a turn owes to others."""
+
+    events: dict[tuple[str, int], list[Event]] = field(default_factory=dict)
+    public: list[PublicEvent] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+
+    def send(self, topic: str, partition: int, event: Event) -> None:
+        """Owe an internal event to the partition of a topic."""
+        queue = self.events.get((topic, partition))
+        if queue is None:
+            queue = self.events[(topic, partition)] = []
+        queue.append(event)
+
+
+class Engine(Protocol):
+    """The pure part of one stateful agent."""
+
+    def keys(self, event: Event) -> Iterable[bytes]:
+        """Records that folding ``event`` surely reads, for one multi-get a turn."""
+        ...
+
+    def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
+        """Fold ``events`` in order, then put what is owed to others into ``outbox``."""
+        ...

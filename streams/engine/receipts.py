@@ -1,0 +1,429 @@
+"""The receipts engine: folds requests, claims and completions, answers callers, and tells the lanes what to do.
+
+Pure: records and events in, outputs and effects out. The rules about one receipt are in ``protocol``; here is what surrounds them:
+which record lives under which key, who is answered in which message, and which claims are granted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from schemas.events import (
+    Ambiguous,
+    Answer,
+    AnswersDue,
+    AttemptEnded,
+    BatchClaimed,
+    CallsAnswered,
+    CallWithdrawn,
+    ClaimedMember,
+    Event,
+    Failed,
+    Fault,
+    LeaseExpired,
+    LeaseJudgedExpired,
+    LeaseReleased,
+    LeasesRenewed,
+    Mark,
+    Probed,
+    ReceiptResolved,
+    RecoveryEnded,
+    Retry,
+    ToolRequested,
+    Value,
+)
+from schemas.states import (
+    ASK,
+    BATCH,
+    OPEN,
+    RECEIPT,
+    VALUE,
+    WAITER,
+    Ask,
+    Batch,
+    Flag,
+    OpenReceipt,
+    Out,
+    Receipt,
+    StoredValue,
+    Waiter,
+    record_key,
+)
+from streams.engine import protocol
+from streams.engine.port import Context, Effect, Outbox, Records, Wake
+from streams.engine.protocol import Told, Verdict
+
+#: Waiters kept inside the receipt's record; further ones get records of their own.
+WAITERS_INLINE = 16
+#: Waiters answered in one turn; more are answered in continuation turns.
+ANSWERS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Queued(Effect):
+    """A receipt needs attempt ``n``: the lane may claim it from ``not_before_ms`` on."""
+
+    receipt: str
+    lane: str
+    tool: str
+    run: str
+    need: protocol.Need
+
+
+@dataclass(frozen=True, slots=True)
+class Unqueued(Effect):
+    """A receipt needs no claim now."""
+
+    receipt: str
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFolded(Effect):
+    """A claim of this owner was folded: call for ``granted``, forget ``lost``."""
+
+    lane: str
+    lease: str
+    granted: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSeen(Effect):
+    """A live lease whose clock starts now."""
+
+    lane: str
+    lease: str
+    members: tuple[ClaimedMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesSeen(Effect):
+    """Heartbeats were read: their leases' clocks start again."""
+
+    leases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOver(Effect):
+    """An attempt under this lease has ended."""
+
+    lease: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSeen(Effect):
+    """All that came before this mark was folded."""
+
+    probe: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAside(Effect):
+    """A value arrived that is not the first of its attempt (salvage)."""
+
+    receipt: str
+    n: int
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one turn gathers while it folds."""
+
+    records: Records
+    outbox: Outbox
+    context: Context
+    #: Receipts to be looked at when all is folded, in order of first touch.
+    touched: dict[str, None] = field(default_factory=dict)
+    claims: list[BatchClaimed] = field(default_factory=list)
+
+    def receipt(self, key: str) -> Receipt:
+        """The receipt's record, new where there is none; it counts as changed."""
+        name = record_key(RECEIPT, key)
+        receipt = self.records.get(name, Receipt)
+        if receipt is None:
+            receipt = Receipt()
+        self.records.put(name, receipt)
+        self.touched[key] = None
+        return receipt
+
+    def waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
+        """All waiters of a receipt, the inline ones first."""
+        yield from receipt.waiters.items()
+        if receipt.overflow:
+            prefix = record_key(WAITER, key, "")
+            for name, waiter in self.records.scan(prefix, Waiter):
+                yield name[len(prefix) :].decode(), waiter
+
+
+class ReceiptsEngine:
+    """The engine of the ``receipts`` table."""
+
+    def keys(self, event: Event) -> Iterable[bytes]:
+        """Records that folding ``event`` surely reads."""
+        match event:
+            case ToolRequested(receipt=receipt) | CallWithdrawn(receipt=receipt):
+                return (record_key(RECEIPT, receipt),)
+            case AttemptEnded(receipt=receipt) | ReceiptResolved(receipt=receipt) | AnswersDue(receipt=receipt):
+                return (record_key(RECEIPT, receipt),)
+            case (
+                BatchClaimed(members=members)
+                | LeaseReleased(members=members)
+                | LeaseExpired(members=members)
+                | LeaseJudgedExpired(members=members)
+            ):
+                return [record_key(RECEIPT, member.receipt) for member in members]
+        return ()
+
+    def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
+        """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
+        turn = _Turn(records, outbox, context)
+        for event in events:
+            self._fold(turn, event)
+        for claim in turn.claims:
+            self._decide(turn, claim)
+        for key in turn.touched:
+            self._settle(turn, key)
+
+    # --- folding ---------------------------------------------------------------------------------------------
+
+    def _fold(self, turn: _Turn, event: Event) -> None:
+        match event:
+            case ToolRequested():
+                self._request(turn, event)
+            case BatchClaimed():
+                self._claim(turn, event)
+            case AttemptEnded():
+                self._end(turn, event)
+            case LeaseReleased():
+                for member in event.members:
+                    protocol.release(turn.receipt(member.receipt), member.n, event.lease)
+                    turn.outbox.effects.append(LeaseOver(event.lease, member.receipt))
+            case LeaseExpired():
+                for member in event.members:
+                    protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
+                    turn.outbox.effects.append(LeaseOver(event.lease, member.receipt))
+            case LeaseJudgedExpired():
+                expired = LeaseExpired(event.lease, event.members)
+                turn.outbox.send("receipt-claims", turn.context.partition, expired)
+            case LeasesRenewed():
+                turn.outbox.effects.append(LeasesSeen(event.leases))
+            case CallWithdrawn():
+                self._withdraw(turn, event)
+            case ReceiptResolved():
+                self._resolve(turn, event)
+            case Probed():
+                turn.outbox.effects.append(ProbeSeen(event.probe))
+            case AnswersDue():
+                turn.receipt(event.receipt)
+            case RecoveryEnded():
+                self._take_stock(turn)
+
+    def _request(self, turn: _Turn, event: ToolRequested) -> None:
+        receipt = turn.receipt(event.receipt)
+        if event.call in receipt.waiters:
+            return
+        overflow_key = record_key(WAITER, event.receipt, event.call)
+        inline = len(receipt.waiters) < WAITERS_INLINE
+        if not inline and turn.records.get(overflow_key, Waiter) is not None:
+            return
+        if receipt.repeat is None:
+            ask = Ask(event.lane, event.tool, event.repeat, event.input, event.run)
+            turn.records.put(record_key(ASK, event.receipt), ask)
+        waiter = protocol.waiter_of(receipt, event)
+        waiter.late = protocol.told(receipt, waiter)[0] is not Told.WAITS
+        if inline:
+            receipt.waiters[event.call] = waiter
+        else:
+            receipt.overflow += 1
+            turn.records.put(overflow_key, waiter)
+
+    def _withdraw(self, turn: _Turn, event: CallWithdrawn) -> None:
+        receipt = turn.receipt(event.receipt)
+        name = record_key(WAITER, event.receipt, event.call)
+        tombstone = Waiter(run="", destination=0, flag=Flag.WITHDRAWN)
+        waiter = receipt.waiters.get(event.call) or turn.records.get(name, Waiter)
+        if waiter is not None:
+            tombstone = waiter
+            waiter.flag = Flag.WITHDRAWN
+        if event.call in receipt.waiters or (waiter is None and len(receipt.waiters) < WAITERS_INLINE):
+            receipt.waiters[event.call] = tombstone
+        else:
+            receipt.overflow += waiter is None
+            turn.records.put(name, tombstone)
+
+    def _claim(self, turn: _Turn, event: BatchClaimed) -> None:
+        payload = event.payload or event.members
+        if len(payload) > 1:
+            members = tuple((member.receipt, member.epoch, member.op) for member in payload)
+            turn.records.put(record_key(BATCH, event.batch), Batch(event.tool, event.lane, members))
+        won: list[ClaimedMember] = []
+        for member in event.members:
+            receipt = turn.receipt(member.receipt)
+            if protocol.claim(
+                receipt, member.n, event.lease, event.generation, member.epoch, member.op, event.batch
+            ):
+                won.append(member)
+        if event.generation == turn.context.generation:
+            turn.claims.append(event)
+        elif won and event.generation < turn.context.generation:
+            # Nobody folded it before, so it was never granted and nothing was sent (T12).
+            turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(event.lease, tuple(won)))
+        if won:
+            turn.outbox.effects.append(LeaseSeen(event.lane, event.lease, tuple(won)))
+
+    def _end(self, turn: _Turn, event: AttemptEnded) -> None:
+        receipt = turn.receipt(event.receipt)
+        turn.outbox.effects.append(LeaseOver(event.lease, event.receipt))
+        outcome = event.outcome
+        if isinstance(outcome, Value):
+            self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
+            return
+        out = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}[type(outcome)]
+        attempt = protocol.end(receipt, event.n, out)
+        if attempt is not None:
+            attempt.fault = outcome.fault
+            if isinstance(outcome, Retry | Ambiguous):
+                attempt.not_before_ms = outcome.not_before_ms
+            if isinstance(outcome, Ambiguous):
+                attempt.used_up = outcome.used_up
+
+    def _value(self, turn: _Turn, key: str, receipt: Receipt, n: int, epoch: int, output: bytes) -> None:
+        digest = hashlib.blake2b(output, digest_size=16).hexdigest()
+        first = n not in receipt.attempts or receipt.attempts[n].out is not Out.VALUE
+        if protocol.complete(receipt, n, epoch, digest):
+            name = record_key(VALUE, key, str(n)) if first else record_key(VALUE, key, str(n), digest)
+            turn.records.put(name, StoredValue(output))
+            if not first:
+                turn.outbox.effects.append(KeptAside(key, n))
+
+    def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
+        receipt = turn.receipt(event.receipt)
+        if event.output is not None:
+            self._value(turn, event.receipt, receipt, event.n, event.epoch, event.output)
+        else:
+            attempt = protocol.end(receipt, event.n, Out.UNPAID)
+            if attempt is not None:
+                attempt.fault = Fault("resolved_unpaid", f"resolved as unpaid by {event.who}: {event.why}")
+
+    def _take_stock(self, turn: _Turn) -> None:
+        """A new owner: look at every open receipt, and start the clocks of live leases."""
+        leases: dict[tuple[str, str], list[ClaimedMember]] = {}
+        opened = [name[1:].decode() for name, _ in turn.records.scan(OPEN, OpenReceipt)]
+        turn.records.prefetch(record_key(RECEIPT, key) for key in opened)
+        for key in opened:
+            receipt = turn.records.get(record_key(RECEIPT, key), Receipt)
+            if receipt is None:
+                continue
+            turn.touched[key] = None
+            if protocol.is_live(receipt):
+                n = protocol.claimed(receipt)
+                attempt = receipt.attempts[n]
+                member = ClaimedMember(key, n, attempt.epoch, attempt.op)
+                leases.setdefault((receipt.lane, attempt.lease or ""), []).append(member)
+        for (lane, lease), members in leases.items():
+            turn.outbox.effects.append(LeaseSeen(lane, lease, tuple(members)))
+
+    # --- what follows ----------------------------------------------------------------------------------------
+
+    def _decide(self, turn: _Turn, claim: BatchClaimed) -> None:
+        """Grant what may be called for, from the state at the end of the turn; release what won but may not (owner's rule 2)."""
+        granted: list[str] = []
+        lost: list[str] = []
+        released: list[ClaimedMember] = []
+        for member in claim.members:
+            receipt = turn.receipt(member.receipt)
+            attempt = receipt.attempts[member.n]
+            if attempt.lease != claim.lease:
+                lost.append(member.receipt)
+                continue
+            waiters = [waiter for _, waiter in turn.waiters(member.receipt, receipt)]
+            if protocol.grantable(receipt, member.n, waiters):
+                granted.append(member.receipt)
+                continue
+            lost.append(member.receipt)
+            if protocol.verdict(attempt, receipt.repeat) is Verdict.LIVE:
+                released.append(member)
+        if released:
+            turn.outbox.send(
+                "receipt-claims", turn.context.partition, LeaseReleased(claim.lease, tuple(released))
+            )
+        turn.outbox.effects.append(ClaimFolded(claim.lane, claim.lease, tuple(granted), tuple(lost)))
+
+    def _settle(self, turn: _Turn, key: str) -> None:
+        """Answer the waiters of a receipt, keep the index of open ones, and tell the lane."""
+        name = record_key(RECEIPT, key)
+        receipt = turn.records.get(name, Receipt)
+        if receipt is None:
+            return
+        self._answer(turn, key, receipt)
+        waiters = [waiter for _, waiter in turn.waiters(key, receipt)]
+        need = protocol.need(receipt, waiters)
+        wanted = need is not None or protocol.is_live(receipt)
+        if wanted != receipt.indexed:
+            receipt.indexed = wanted
+            turn.records.put(name, receipt)
+            if wanted:
+                turn.records.put(record_key(OPEN, key), OpenReceipt(receipt.lane))
+            else:
+                turn.records.delete(record_key(OPEN, key))
+        if need is None:
+            turn.outbox.effects.append(Unqueued(key, receipt.lane))
+            return
+        ask = turn.records.get(record_key(ASK, key), Ask)
+        assert ask is not None, f"{key}: waited for, but never asked"
+        turn.outbox.effects.append(Queued(key, receipt.lane, ask.tool, ask.run, need))
+
+    def _answer(self, turn: _Turn, key: str, receipt: Receipt) -> None:
+        groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
+        count = 0
+        for call, waiter in turn.waiters(key, receipt):
+            if not protocol.stays(waiter):
+                continue
+            what, n = protocol.told(receipt, waiter)
+            flag = _FLAG_AFTER[what]
+            if what is Told.WAITS or waiter.flag is flag:
+                continue
+            if count >= ANSWERS_MAX:
+                turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, call)))
+                break
+            # Rule 1: a value is no news to who was told failed; for one call the first of the two is final.
+            if not (what is Told.COMPLETED and waiter.flag is Flag.FAILED):
+                mark = Mark.CACHE if waiter.late else Mark.IN_FLIGHT if count else Mark.LIVE
+                groups.setdefault((waiter.destination, what, n), []).append((call, mark))
+                count += 1
+            waiter.flag = flag
+            if call not in receipt.waiters:
+                turn.records.put(record_key(WAITER, key, call), waiter)
+        if not groups:
+            return
+        turn.records.put(record_key(RECEIPT, key), receipt)
+        for (destination, what, n), calls in groups.items():
+            answer = self._message(turn, key, receipt, what, n, tuple(calls))
+            turn.outbox.send("tool-results", destination, answer)
+
+    def _message(
+        self, turn: _Turn, key: str, receipt: Receipt, what: Told, n: int, calls: tuple[tuple[str, Mark], ...]
+    ) -> CallsAnswered:
+        if what is Told.COMPLETED:
+            stored = turn.records.get(record_key(VALUE, key, str(n)), StoredValue)
+            assert stored is not None, f"{key}: attempt {n} completed without a stored value"
+            answer = Answer.NO_RESULT if stored.output == b"null" else Answer.COMPLETED
+            return CallsAnswered(key, n, answer, calls, output=stored.output)
+        fault = receipt.attempts[n].fault
+        if what is Told.FAILED:
+            return CallsAnswered(key, n, Answer.FAILED, calls, fault=fault)
+        if fault is None:
+            fault = Fault("lease_expired", "the worker that made this call went away before it recorded an answer")
+        return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
+
+
+_FLAG_AFTER = {
+    Told.COMPLETED: Flag.DONE,
+    Told.UNKNOWN: Flag.UNKNOWN,
+    Told.FAILED: Flag.FAILED,
+    Told.WAITS: Flag.OPEN,
+}

@@ -1,0 +1,421 @@
+"""The rows engine: gives each row its disposition, computes its columns one after the other, and keeps the sheet.
+
+Pure. It asks for receipts and never calls a provider; it counts rows for ``runs``, cumulatively, so that a count that comes twice
+changes nothing. For one call the first of completed and failed is final; unknown may be replaced by either (protocol.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, assert_never
+
+import msgspec
+
+from schemas import address
+from schemas.canonical import UncanonicalValue, canonical, dump_json, parse_json
+from schemas.events import (
+    AddedRow,
+    Answer,
+    CallCounts,
+    CallsAnswered,
+    CallWithdrawn,
+    CompiledColumn,
+    CountersDue,
+    Event,
+    Fault,
+    Mark,
+    Mode,
+    RecoveryEnded,
+    RowCounts,
+    RowsAdded,
+    RowsCounted,
+    RunCancelled,
+    RunClosing,
+    RunOpened,
+    ToolRequested,
+)
+from schemas.states import (
+    SHARE,
+    SHEET,
+    TASK,
+    Cell,
+    CellStatus,
+    RowStatus,
+    RunShare,
+    SheetRow,
+    Task,
+    record_key,
+)
+from streams.engine.port import Context, Outbox, PublicEvent, Records, Wake
+from streams.engine.program import MissingField, Renderer, compile_template, look_up
+
+#: Counters are published at most this often while rows are open.
+COUNTERS_EVERY_MS = 100
+SAMPLES_MAX = 3
+_encode = msgspec.json.Encoder().encode
+_raw = msgspec.Raw
+
+
+@lru_cache(maxsize=1024)
+def _renderer(template: str) -> Renderer:
+    return compile_template(parse_json(template))
+
+
+@lru_cache(maxsize=1024)
+def _addresser(org: str, column: CompiledColumn) -> address.ReceiptAddresser:
+    return address.ReceiptAddresser(
+        org=org,
+        scope=column.private_to,
+        tool=column.tool,
+        auth_scope=column.scope,
+        action_version=column.version,
+        window=None,
+    )
+
+
+def call_of(run: str, row: str, column: str, refreshed: int) -> str:
+    """Name of a cell's call; run ids, row keys and column names hold neither ``:`` nor ``~``."""
+    return f"{run}:{row}:{column}" if not refreshed else f"{run}:{row}:{column}~{refreshed}"
+
+
+def cell_of(call: str) -> tuple[str, str, str, int]:
+    """Run, row key, column and number of the refresh that a call's name holds."""
+    run, row, rest = call.split(":")
+    column, _, refreshed = rest.partition("~")
+    return run, row, column, int(refreshed or 0)
+
+
+@dataclass(slots=True)
+class _Turn:
+    records: Records
+    outbox: Outbox
+    context: Context
+    #: Changes of counters in this turn, by run.
+    rows: dict[str, Counter[str]] = field(default_factory=dict)
+    calls: dict[str, Counter[str]] = field(default_factory=dict)
+    shares: dict[str, RunShare] = field(default_factory=dict)
+
+    def share(self, run: str) -> RunShare:
+        """What this partition knows of a run; new where nothing is known."""
+        share = self.shares.get(run)
+        if share is None:
+            share = self.records.get(record_key(SHARE, run), RunShare) or RunShare()
+            self.shares[run] = share
+        return share
+
+    def count(self, run: str, state: str, change: int = 1) -> None:
+        """Change a row counter."""
+        self.rows.setdefault(run, Counter())[state] += change
+
+
+class RowsEngine:
+    """The engine of the ``rows`` table."""
+
+    def keys(self, event: Event) -> Iterable[bytes]:
+        """Records that folding ``event`` surely reads."""
+        match event:
+            case RowsAdded(run=run, rows=rows):
+                return [record_key(TASK, run, row.key) for row in rows]
+            case CallsAnswered(calls=calls):
+                return [record_key(TASK, *call.split(":", 2)[:2]) for call, _ in calls]
+        return ()
+
+    def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
+        """Fold all events, then publish the counters of the runs that changed."""
+        turn = _Turn(records, outbox, context)
+        for event in events:
+            self._fold(turn, event)
+        for run, share in turn.shares.items():
+            self._report(turn, run, share)
+
+    def _fold(self, turn: _Turn, event: Event) -> None:
+        match event:
+            case RowsAdded():
+                self._add(turn, event)
+            case CallsAnswered():
+                for call, mark in event.calls:
+                    self._answered(turn, call, mark, event)
+            case RunOpened():
+                share = turn.share(event.run)
+                share.org, share.play = event.org, event.play
+                share.force, share.force_tool_refresh = event.force, event.force_tool_refresh
+                share.dirty = True
+            case RunCancelled():
+                self._cancel(turn, event.run)
+            case RunClosing():
+                share = turn.share(event.run)
+                share.closing = share.dirty = True
+            case CountersDue():
+                turn.share(event.run)
+            case RecoveryEnded():
+                for key, share in turn.records.scan(SHARE, RunShare):
+                    if not share.closed:
+                        share.dirty = True
+                        share.published_ms = 0
+                        turn.shares[key[1:].decode()] = share
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def _add(self, turn: _Turn, event: RowsAdded) -> None:
+        share = turn.share(event.run)
+        if share.play is None or share.closed:
+            return
+        dataset = share.play.dataset
+        turn.records.prefetch(record_key(SHEET, dataset, row.key) for row in event.rows)
+        for row in event.rows:
+            name = record_key(TASK, event.run, row.key)
+            task = turn.records.get(name, Task)
+            if task is not None:
+                if row.position != task.row.position and row.position not in task.duplicates:
+                    task.duplicates = (*task.duplicates, row.position)
+                    turn.records.put(name, task)
+                    turn.count(event.run, "seen")
+                    turn.count(event.run, "duplicate")
+                continue
+            turn.count(event.run, "seen")
+            task = Task(row=row, cells={})
+            sheet = turn.records.get(record_key(SHEET, dataset, row.key), SheetRow)
+            if share.cancelled:
+                task.status = RowStatus.SKIPPED
+                turn.count(event.run, "skipped")
+            elif sheet is not None and self._stands(share, sheet, row):
+                task.status, task.reused = sheet.status, True
+                turn.count(event.run, "reused")
+            else:
+                self._advance(turn, event.run, share, task)
+            turn.records.put(name, task)
+
+    def _stands(self, share: RunShare, sheet: SheetRow, row: AddedRow) -> bool:
+        """An earlier run's result is this run's too: same play revision, same input, not forced (M2)."""
+        assert share.play is not None
+        settled = sheet.status in (RowStatus.COMPLETED, RowStatus.SKIPPED)
+        forced = share.force or share.force_tool_refresh
+        return settled and not forced and sheet.revision == share.play.revision and sheet.fields == row.fields
+
+    def _advance(self, turn: _Turn, run: str, share: RunShare, task: Task) -> None:
+        """Compute the next columns of a row until one must be asked for, or the row is settled."""
+        assert share.play is not None
+        columns = share.play.columns
+        values: dict[str, Any] | None = None
+        while task.column < len(columns):
+            column = columns[task.column]
+            if values is None:
+                values = self._values(task)
+            if any(values.get(name) in (None, "") for name in column.needs):
+                task.cells[column.name] = Cell(CellStatus.SKIPPED, run=run)
+                values[column.name] = None
+                task.column += 1
+                continue
+            try:
+                text = canonical(_renderer(column.template)(values))
+            except (MissingField, UncanonicalValue) as error:
+                fault = Fault("bad_input", f"column {column.name}: {error}")
+                task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
+                self._settle(turn, run, share, task, RowStatus.FAILED)
+                return
+            receipt = _addresser(share.org, column).key(text)
+            task.cells[column.name] = Cell(CellStatus.RUNNING, receipt=receipt, run=run)
+            self._ask(turn, run, share, task, column, receipt, text)
+            return
+        computed = any(cell.status is not CellStatus.SKIPPED for cell in task.cells.values())
+        self._settle(turn, run, share, task, RowStatus.COMPLETED if computed else RowStatus.SKIPPED)
+
+    def _values(self, task: Task) -> dict[str, Any]:
+        values: dict[str, Any] = parse_json(task.row.fields)  # type: ignore[assignment]
+        for name, cell in task.cells.items():
+            values[name] = None if cell.value is None else parse_json(cell.value)
+        return values
+
+    def _ask(
+        self,
+        turn: _Turn,
+        run: str,
+        share: RunShare,
+        task: Task,
+        column: CompiledColumn,
+        receipt: str,
+        text: bytes,
+    ) -> None:
+        mode, refresh = Mode.NORMAL, None
+        if share.force_tool_refresh:
+            mode, refresh = Mode.FULL_REFRESH, address.refresh_id(run=run)
+        elif share.force or task.refreshed:
+            mode, refresh = Mode.FAILED_REFRESH, address.refresh_id(run=run)
+        request = ToolRequested(
+            receipt=receipt,
+            call=call_of(run, task.row.key, column.name, task.refreshed),
+            run=run,
+            destination=turn.context.partition,
+            lane=column.lane,
+            tool=column.tool,
+            repeat=column.repeat,
+            input=text,
+            mode=mode,
+            refresh=refresh,
+        )
+        turn.outbox.send("tool-requests", address.spread(column.lane, turn.context.partitions), request)
+
+    def _answered(self, turn: _Turn, call: str, mark: Mark, event: CallsAnswered) -> None:
+        run, row, column, refreshed = cell_of(call)
+        name = record_key(TASK, run, row)
+        task = turn.records.get(name, Task)
+        share = turn.share(run)
+        if task is None or share.play is None or task.refreshed != refreshed:
+            return
+        cell = task.cells.get(column)
+        if cell is None or cell.status not in (CellStatus.RUNNING, CellStatus.UNKNOWN):
+            return
+        if task.status not in (RowStatus.OPEN, RowStatus.UNKNOWN):
+            return
+        turn.records.put(name, task)
+        if self._asks_again(turn, run, share, task, mark, event):
+            return
+        if task.status is RowStatus.UNKNOWN and event.answer is not Answer.UNKNOWN:
+            turn.count(run, "unknown", -1)
+            task.status = RowStatus.OPEN
+        if event.answer is not Answer.UNKNOWN:
+            turn.calls.setdefault(run, Counter())[mark.value] += 1
+        cell.mark, cell.fault = mark, event.fault
+        match event.answer:
+            case Answer.COMPLETED | Answer.NO_RESULT:
+                cell.status = CellStatus.CACHED if mark is Mark.CACHE else CellStatus.COMPLETED
+                cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
+                cell.fault = None
+                task.column += 1
+                self._advance(turn, run, share, task)
+            case Answer.FAILED:
+                cell.status = CellStatus.FAILED
+                self._settle(turn, run, share, task, RowStatus.FAILED)
+            case Answer.UNKNOWN:
+                cell.status = CellStatus.UNKNOWN
+                self._settle(turn, run, share, task, RowStatus.UNKNOWN)
+            case _:
+                assert_never(event.answer)
+
+    def _asks_again(
+        self, turn: _Turn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered
+    ) -> bool:
+        """A repairable failure of an earlier run is asked for again, once, as a refresh of this run's own (R5)."""
+        repairable = event.answer is Answer.FAILED and event.fault is not None and event.fault.repairable
+        if not (repairable and mark is Mark.CACHE and task.refreshed == 0) or share.play is None:
+            return False
+        task.refreshed = 1
+        column = share.play.columns[task.column]
+        text = canonical(_renderer(column.template)(self._values(task)))
+        self._ask(turn, run, share, task, column, event.receipt, text)
+        return True
+
+    def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:
+        return output if column.extract is None else dump_json(look_up(parse_json(output), column.extract))
+
+    def _settle(self, turn: _Turn, run: str, share: RunShare, task: Task, status: RowStatus) -> None:
+        """A row needs nothing more: count it, and write it to the sheet."""
+        assert share.play is not None
+        if task.status is status:
+            return
+        task.status = status
+        turn.count(run, status.value)
+        if status is RowStatus.FAILED and len(share.samples) < SAMPLES_MAX:
+            column, fault = next((name, cell.fault) for name, cell in task.cells.items() if cell.fault)
+            share.samples = (*share.samples, (task.row.position, column, fault.message if fault else ""))
+        dataset = share.play.dataset
+        sheet = SheetRow(
+            position=task.row.position,
+            fields=task.row.fields,
+            cells=task.cells,
+            status=status,
+            run=run,
+            revision=share.play.revision,
+        )
+        turn.records.put(record_key(SHEET, dataset, task.row.key), sheet)
+        turn.outbox.public.append(self._published(turn, dataset, task.row.key, sheet))
+
+    def _published(self, turn: _Turn, dataset: str, key: str, sheet: SheetRow) -> PublicEvent:
+        cells = {}
+        for name, cell in sheet.cells.items():
+            shown: dict[str, Any] = {"status": cell.status.value, "run": cell.run}
+            if cell.value is not None:
+                shown["value"] = _raw(cell.value)
+            if cell.receipt is not None:
+                shown["receipt"] = cell.receipt
+            if cell.mark is not None:
+                shown["mark"] = cell.mark.value
+            if cell.fault is not None:
+                shown["code"], shown["error"] = cell.fault.code, cell.fault.message
+            cells[name] = shown
+        data = {
+            "dataset": dataset,
+            "key": key,
+            "status": sheet.status.value,
+            "run": sheet.run,
+            "position": sheet.position,
+            "fields": _raw(sheet.fields),
+            "cells": cells,
+            "updated_ms": turn.context.now_ms,
+        }
+        name = f"{dataset}/{key}"
+        return PublicEvent("map-rows", name, "paidonce.row.updated", _encode(data), f"{sheet.run}/{key}")
+
+    def _cancel(self, turn: _Turn, run: str) -> None:
+        """Nothing more for this run: its open rows are skipped, what they wait for is withdrawn; calls in flight go on (M15)."""
+        share = turn.share(run)
+        if share.cancelled:
+            return
+        share.cancelled = share.dirty = True
+        for name, task in turn.records.scan(record_key(TASK, run, ""), Task):
+            if task.status is not RowStatus.OPEN or share.play is None:
+                continue
+            column = share.play.columns[task.column]
+            cell = task.cells[column.name]
+            call = call_of(run, task.row.key, column.name, task.refreshed)
+            if cell.receipt is not None:
+                partition = address.spread(column.lane, turn.context.partitions)
+                turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt, call))
+            cell.status = CellStatus.SKIPPED
+            task.status = RowStatus.SKIPPED
+            turn.records.put(name, task)
+            turn.count(run, "skipped")
+
+    # --- counters --------------------------------------------------------------------------------------------
+
+    def _report(self, turn: _Turn, run: str, share: RunShare) -> None:
+        """Apply this turn's counts, and publish the sum when it is due."""
+        changed = turn.rows.get(run)
+        if changed:
+            share.rows = RowCounts(
+                **{name: getattr(share.rows, name) + changed[name] for name in RowCounts.__struct_fields__}
+            )
+            share.dirty = True
+        calls = turn.calls.get(run)
+        if calls:
+            share.calls = CallCounts(
+                **{name: getattr(share.calls, name) + calls[name] for name in CallCounts.__struct_fields__}
+            )
+            share.dirty = True
+        turn.records.put(record_key(SHARE, run), share)
+        if not share.dirty or share.play is None:
+            return
+        now_ms = turn.context.now_ms
+        due_ms = share.published_ms + COUNTERS_EVERY_MS
+        idle = share.rows.settled >= share.rows.seen
+        if now_ms < due_ms and not idle and not share.closing:
+            turn.outbox.effects.append(Wake(due_ms, CountersDue(run)))
+            return
+        share.sequence += 1
+        share.published_ms, share.dirty = now_ms, False
+        share.closed = share.closed or share.closing
+        counted = RowsCounted(
+            run=run,
+            partition=turn.context.partition,
+            sequence=share.sequence,
+            rows=share.rows,
+            calls=share.calls,
+            final=share.closed,
+            samples=share.samples,
+        )
+        turn.outbox.send("row-progress", address.partition_of(run, turn.context.partitions), counted)
+
+

@@ -1,0 +1,371 @@
+"""The runs engine: takes run requests, sends rows down to their partitions, adds up what comes back, and ends each run once.
+
+Pure. Requests arrive judged (valid and compiled, or refused with every fault), because compiling looks at the providers file of a
+day. Progress is a sum of cumulative counters, so it never falls and never exceeds the total (I1 in the cases).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from schemas import address
+from schemas.canonical import InvalidJson, UncanonicalValue, parse_json
+from schemas.events import (
+    AddedRow,
+    CallCounts,
+    CancelRequested,
+    CompiledPlay,
+    Event,
+    Misrouted,
+    ProgressDue,
+    RecoveryEnded,
+    RowCounts,
+    RowsAdded,
+    RowsAppended,
+    RowsCounted,
+    RowsSealed,
+    RunCancelled,
+    RunClosing,
+    RunOpened,
+    RunRequested,
+)
+from schemas.progress import Counts, FailedRow, MapProgress, RunEvent
+from schemas.states import RUN, Run, RunStatus, Share, record_key
+from streams.engine.port import Context, Outbox, PublicEvent, Records, Wake
+
+PROGRESS_EVERY_MS = 250
+HEARTBEAT_MS = 5_000
+#: Rows in one ``RowsAdded`` event.
+ROWS_MAX = 250
+
+_RUNNING = (RunStatus.RUNNING, RunStatus.CLOSING)
+
+
+class RowFault(ValueError):
+    """An input line cannot be taken: the message names its position and field."""
+
+
+def added_row(play: CompiledPlay, position: int, raw: bytes) -> AddedRow:
+    """An input line with its row key. Raises ``RowFault``."""
+    try:
+        row = parse_json(raw)
+        if not isinstance(row, dict):
+            raise RowFault(f"row {position}: expected an object of fields")
+        return AddedRow(position, address.row_key(play.dataset, play.key_columns, row), raw)
+    except (address.Unaddressable, InvalidJson, UncanonicalValue) as error:
+        raise RowFault(f"row {position}: {error}") from error
+
+
+@dataclass(slots=True)
+class _Turn:
+    records: Records
+    outbox: Outbox
+    context: Context
+    touched: dict[str, None] = field(default_factory=dict)
+
+    def run(self, name: str) -> Run | None:
+        """The run's record; it counts as changed."""
+        key = record_key(RUN, name)
+        run = self.records.get(key, Run)
+        if run is not None:
+            self.records.put(key, run)
+            self.touched[name] = None
+        return run
+
+
+def _sum(shares: Iterable[Share], kind: type[RowCounts] | type[CallCounts], part: str) -> dict[str, int]:
+    values = [getattr(share, part) for share in shares]
+    return {name: sum(getattr(value, name) for value in values) for name in kind.__struct_fields__}
+
+
+def counts_of(run: Run) -> Counts:
+    """The run's counters, summed over partitions."""
+    shares = list(run.shares.values())
+    rows = RowCounts(**_sum(shares, RowCounts, "rows"))
+    calls = CallCounts(**_sum(shares, CallCounts, "calls"))
+    return Counts(
+        total=run.total if run.sealed else run.expected,
+        received=run.total,
+        completed=rows.completed,
+        failed=rows.failed,
+        skipped=rows.skipped,
+        reused=rows.reused,
+        duplicate=rows.duplicate,
+        unknown=rows.unknown,
+        calls_live=calls.live,
+        calls_in_flight=calls.in_flight,
+        calls_cache=calls.cache,
+    )
+
+
+class RunsEngine:
+    """The engine of the ``runs`` table."""
+
+    def keys(self, event: Event) -> Iterable[bytes]:
+        """Records that folding ``event`` surely reads."""
+        run = getattr(event, "run", None)
+        return () if run is None else (record_key(RUN, run),)
+
+    def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
+        """Fold all events, then move each run on and publish its progress when due."""
+        turn = _Turn(records, outbox, context)
+        for event in events:
+            self._fold(turn, event)
+        for name in turn.touched:
+            run = records.get(record_key(RUN, name), Run)
+            if run is not None:
+                self._move(turn, name, run)
+                self._report(turn, name, run)
+
+    def _fold(self, turn: _Turn, event: Event) -> None:
+        match event:
+            case RunRequested():
+                self._request(turn, event)
+            case RowsAppended():
+                self._append(turn, event)
+            case RowsSealed():
+                self._seal(turn, event)
+            case RowsCounted():
+                self._counted(turn, event)
+            case CancelRequested():
+                run = turn.run(event.run)
+                if run is not None and run.status is RunStatus.RUNNING and not run.cancel_requested:
+                    run.cancel_requested = run.sealed = True
+                    self._send_all(turn, run, RunCancelled(event.run))
+            case ProgressDue():
+                turn.run(event.run)
+            case Misrouted():
+                home = address.partition_of(event.run, turn.context.partitions)
+                forwarded = PublicEvent(
+                    event.topic, event.run, "paidonce.forwarded", event.value, f"{event.run}/forwarded", home
+                )
+                turn.outbox.public.append(forwarded)
+            case RecoveryEnded():
+                for key, run in turn.records.scan(RUN, Run):
+                    if run.status in _RUNNING:
+                        run.dirty = True
+                        turn.touched[key[1:].decode()] = None
+
+    # --- what is asked for -----------------------------------------------------------------------------------
+
+    def _request(self, turn: _Turn, event: RunRequested) -> None:
+        run = turn.records.get(record_key(RUN, event.run), Run)
+        if run is not None:
+            if run.digest != event.digest:
+                message = f"run {event.run!r} exists with another request; choose another run id"
+                self._tell(turn, event.run, RunEvent(
+                    type="run.rejected", run=event.run, at_ms=turn.context.now_ms, code="run_id_in_use", message=message
+                ), f"rejected/{event.digest}")
+            return
+        faults = list(event.faults)
+        rows: list[AddedRow] = []
+        if event.play is not None:
+            for position, raw in enumerate(event.rows):
+                try:
+                    rows.append(added_row(event.play, position, raw))
+                except RowFault as fault:
+                    faults.append(str(fault))
+        if faults or event.play is None:
+            self._tell(turn, event.run, RunEvent(
+                type="run.refused",
+                run=event.run,
+                at_ms=turn.context.now_ms,
+                code="invalid_request",
+                message=f"the run request has {len(faults)} fault{'s' * (len(faults) != 1)}",
+                faults=tuple(faults[:100]),
+            ), f"refused/{event.digest}")
+            return
+        run = Run(
+            digest=event.digest,
+            org=event.org,
+            play=event.play,
+            status=RunStatus.RUNNING,
+            total=0,
+            sealed=event.sealed,
+            shares={},
+            started_ms=turn.context.now_ms,
+            force=event.force,
+            force_tool_refresh=event.force_tool_refresh,
+            dirty=True,
+            expected=event.expected,
+        )
+        turn.records.put(record_key(RUN, event.run), run)
+        turn.touched[event.run] = None
+        self._ledger(turn, event.run, run, "run.started")
+        self._send_rows(turn, event.run, run, rows)
+
+    def _append(self, turn: _Turn, event: RowsAppended) -> None:
+        run = turn.run(event.run)
+        if run is None or run.status is not RunStatus.RUNNING or run.sealed:
+            return
+        known = run.chunks.get(event.first)
+        if known is not None:
+            if known[1] != event.digest:
+                self._fail(turn, event.run, run, "rows_conflict", f"two different chunks begin at row {event.first}")
+            return
+        if event.first != run.total:
+            message = f"a chunk begins at row {event.first:,}, expected {run.total:,}: rows are missing or came twice"
+            self._fail(turn, event.run, run, "rows_out_of_order", message)
+            return
+        try:
+            rows = [added_row(run.play, event.first + index, raw) for index, raw in enumerate(event.rows)]
+        except RowFault as fault:
+            self._fail(turn, event.run, run, "bad_row", str(fault))
+            return
+        run.chunks[event.first] = (len(rows), event.digest)
+        self._send_rows(turn, event.run, run, rows)
+
+    def _seal(self, turn: _Turn, event: RowsSealed) -> None:
+        run = turn.run(event.run)
+        if run is None or run.status is not RunStatus.RUNNING or run.sealed:
+            return
+        if run.total != event.total:
+            message = f"sealed with {event.total:,} rows, but {run.total:,} came"
+            self._fail(turn, event.run, run, "rows_missing", message)
+            return
+        run.sealed = run.dirty = True
+
+    def _send_rows(self, turn: _Turn, name: str, run: Run, rows: Sequence[AddedRow]) -> None:
+        parts: dict[int, list[AddedRow]] = {}
+        partitions = turn.context.partitions
+        for row in rows:
+            parts.setdefault(address.spread(row.key, partitions), []).append(row)
+        for partition, added in parts.items():
+            share = run.shares.get(partition)
+            if share is None:
+                share = run.shares[partition] = Share()
+                opened = RunOpened(name, run.org, run.play, run.force, run.force_tool_refresh)
+                turn.outbox.send("row-work", partition, opened)
+            share.sent += len(added)
+            for start in range(0, len(added), ROWS_MAX):
+                turn.outbox.send("row-work", partition, RowsAdded(name, tuple(added[start : start + ROWS_MAX])))
+        run.total += len(rows)
+
+    def _send_all(self, turn: _Turn, run: Run, event: Event) -> None:
+        for partition in run.shares:
+            turn.outbox.send("row-control", partition, event)
+
+    # --- what comes back -------------------------------------------------------------------------------------
+
+    def _counted(self, turn: _Turn, event: RowsCounted) -> None:
+        run = turn.run(event.run)
+        if run is None or run.status not in _RUNNING:
+            return
+        share = run.shares.get(event.partition)
+        if share is None or event.sequence <= share.sequence:
+            return
+        share.sequence, share.rows, share.calls = event.sequence, event.rows, event.calls
+        share.samples, share.final = event.samples, event.final
+        run.dirty = True
+
+    def _move(self, turn: _Turn, name: str, run: Run) -> None:
+        """Close a run whose rows are all accounted for; end it when every partition has sent its final counters (M9)."""
+        if run.status is RunStatus.RUNNING and run.sealed:
+            settled = sum(share.rows.settled for share in run.shares.values())
+            if settled == run.total and all(share.rows.seen == share.sent for share in run.shares.values()):
+                run.status = RunStatus.CLOSING
+                self._send_all(turn, run, RunClosing(name))
+        if run.status is RunStatus.CLOSING and all(share.final for share in run.shares.values()):
+            counts = counts_of(run)
+            if run.cancel_requested:
+                self._end(turn, name, run, RunStatus.CANCELLED, "cancelled", "cancelled on request")
+            elif counts.failed and counts.failed == counts.done - counts.duplicate:
+                self._end(turn, name, run, RunStatus.FAILED, "all_rows_failed", "all rows failed")
+            else:
+                code = "unknown_outcomes" if counts.unknown else "partial_failures" if counts.failed else ""
+                self._end(turn, name, run, RunStatus.COMPLETED, code, message_of(counts))
+
+    def _fail(self, turn: _Turn, name: str, run: Run, code: str, message: str) -> None:
+        """End a run whose input contradicts itself; what was sent down is cancelled."""
+        self._send_all(turn, run, RunCancelled(name))
+        self._send_all(turn, run, RunClosing(name))
+        self._end(turn, name, run, RunStatus.FAILED, code, message)
+
+    def _end(self, turn: _Turn, name: str, run: Run, status: RunStatus, code: str, message: str) -> None:
+        run.status, run.ended_ms, run.dirty = status, turn.context.now_ms, True
+        kind = {
+            RunStatus.COMPLETED: "run.completed",
+            RunStatus.FAILED: "run.failed",
+            RunStatus.CANCELLED: "run.cancelled",
+        }[status]
+        # Progress comes before the terminal event, which is the last word (O2).
+        self._publish_progress(turn, name, run)
+        self._ledger(turn, name, run, kind, code, message)
+
+    # --- what is told ----------------------------------------------------------------------------------------
+
+    def _report(self, turn: _Turn, name: str, run: Run) -> None:
+        if run.status not in _RUNNING:
+            return
+        now_ms = turn.context.now_ms
+        quiet_ms = now_ms - run.published_ms
+        if (run.dirty and quiet_ms >= PROGRESS_EVERY_MS) or quiet_ms >= HEARTBEAT_MS:
+            self._publish_progress(turn, name, run)
+        next_ms = run.published_ms + (PROGRESS_EVERY_MS if run.dirty else HEARTBEAT_MS)
+        turn.outbox.effects.append(Wake(next_ms, ProgressDue(name)))
+
+    def _publish_progress(self, turn: _Turn, name: str, run: Run) -> None:
+        now_ms = turn.context.now_ms
+        counts = counts_of(run)
+        progress = MapProgress(
+            run=name,
+            status=run.status.value,
+            counts=counts,
+            message=message_of(counts),
+            started_ms=run.started_ms,
+            updated_ms=now_ms,
+            ended_ms=run.ended_ms or None,
+        )
+        run.published_ms, run.dirty = now_ms, False
+        turn.outbox.public.append(
+            PublicEvent(
+                "map-progress",
+                name,
+                "paidonce.map.progress",
+                progress.model_dump_json(exclude_none=True).encode(),
+                f"{name}/progress/{now_ms}",
+            )
+        )
+
+    def _ledger(self, turn: _Turn, name: str, run: Run, kind: str, code: str = "", message: str = "") -> None:
+        samples = [
+            FailedRow(position=position, column=column, message=text)
+            for share in run.shares.values()
+            for position, column, text in share.samples
+        ]
+        run.ledger += 1
+        event = RunEvent(
+            type=kind,  # type: ignore[arg-type]
+            run=name,
+            sequence=run.ledger,
+            at_ms=turn.context.now_ms,
+            play=run.play.name,
+            dataset=run.play.dataset,
+            code=code,
+            message=message,
+            counts=counts_of(run),
+            failed_samples=tuple(sorted(samples, key=lambda sample: sample.position)[:3]),
+        )
+        self._tell(turn, name, event, str(run.ledger))
+
+    def _tell(self, turn: _Turn, name: str, event: RunEvent, identity: str) -> None:
+        data = event.model_dump_json(exclude_none=True).encode()
+        turn.outbox.public.append(PublicEvent("run-events", name, f"paidonce.{event.type}", data, f"{name}/{identity}"))
+
+
+def message_of(counts: Counts) -> str:
+    """Progress in words for people (O1)."""
+    total = f"{counts.total:,}" if counts.total is not None else "?"
+    notes = [
+        f"{number:,} {word}"
+        for number, word in (
+            (counts.failed, "failed"),
+            (counts.unknown, "unknown"),
+            (counts.reused, "reused"),
+            (counts.duplicate, "duplicate"),
+            (counts.skipped, "skipped"),
+        )
+        if number
+    ]
+    return f"{counts.done:,} / {total} rows processed" + (f" ({', '.join(notes)})" if notes else "")

@@ -1,0 +1,93 @@
+"""Faust's table protocol, adapted: Faust places and watches the tables, the bulk table keeps them.
+
+Faust's assignor puts partition n of every topic on one worker as long as the app has a table; that is all these tables are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import faust
+from faust.tables.manager import TableManager
+from faust.tables.recovery import Recovery
+from faust.types import TP
+from mode import Service
+
+
+class BulkTable(faust.Table[bytes, bytes]):
+    """A table that holds nothing itself and tells the worker which partitions are ours."""
+
+    opened: Callable[[str, set[int]], Awaitable[None]]
+
+    async def on_start(self) -> None:
+        """Nothing to declare: ``paidonce topics apply`` made the changelog, and the worker checked it."""
+
+    def persisted_offset(self, tp: TP) -> int | None:
+        """Faust need not read the changelog."""
+        return None
+
+    async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:
+        """Open our partitions; whoever wrote them before is fenced by that."""
+        await self.opened(self.name, {tp.partition for tp in active_tps})
+
+
+class NoRecovery(Recovery):
+    """Faust's recovery with nothing to read, so that it goes straight to ``on_recovery_completed``."""
+
+    async def _build_highwaters(self, consumer: Any, tps: set[TP], destination: Any, title: str) -> None:
+        destination.clear()
+
+    async def _build_offsets(self, consumer: Any, tps: set[TP], destination: Any, title: str) -> None:
+        """Offsets are in our stores."""
+
+    async def _seek_offsets(self, consumer: Any, tps: set[TP], offsets: Any, title: str) -> None:
+        """Nothing is read through Faust."""
+
+    def need_recovery(self) -> bool:
+        """Never by Faust."""
+        return False
+
+    @Service.task
+    async def _slurp_changelogs(self) -> None:
+        """No changelog record ever comes through Faust."""
+
+    @Service.task
+    async def _publish_stats(self) -> None:
+        """Our own recovery reports itself."""
+
+
+class BulkTableManager(TableManager):
+    """Faust's table manager with our recovery and without its second of waiting at the start."""
+
+    @property
+    def recovery(self) -> Recovery:
+        """The recovery service of this worker."""
+        if self._recovery is None:
+            self._recovery = NoRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
+
+    async def on_start(self) -> None:
+        """Register the tables and wait for partitions."""
+        await self._update_channels()
+        await self.recovery.start()
+
+
+FAUST_SETTINGS: Mapping[str, Any] = {
+    "TableManager": BulkTableManager,
+    "store": "memory://",
+    "autodiscover": False,
+    "topic_disable_leader": True,
+    "topic_allow_declare": False,
+    "stream_wait_empty": False,
+    "stream_recovery_delay": 0.0,
+    "stream_buffer_maxsize": 64,
+    "table_standby_replicas": 0,
+    # A worker without partitions never polls; aiokafka would throw it out of the group after the interval.
+    "broker_max_poll_interval": 10 * 24 * 3600.0,
+    "broker_commit_interval": 2.0,
+    "broker_request_timeout": 40.0,
+    "consumer_auto_offset_reset": "earliest",
+    "web_enabled": False,
+    "web_in_thread": False,
+}

@@ -1,0 +1,109 @@
+"""The bounded inbox of one partition: what Faust delivered and no turn has folded yet, by topic in order of precedence.
+
+Between Faust's stream and the turn. It decides only how much is taken at a time and when a topic is to be fetched no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from schemas.events import Event
+
+
+class Acknowledged(Protocol):
+    """The part of a Faust event that a delivery needs."""
+
+    def ack(self) -> Any:
+        """Tell the consumer that the message was folded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message of a source topic."""
+
+    topic: str
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+    event: Acknowledged | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the value."""
+        return 0 if self.value is None else len(self.value)
+
+
+@dataclass(slots=True)
+class _Queue:
+    deliveries: deque[Delivery] = field(default_factory=deque)
+    bytes: int = 0
+    full: bool = False
+
+
+class Inbox:
+    """Deliveries and commands of one partition, waiting for its next turn."""
+
+    def __init__(
+        self,
+        topics: Sequence[str],
+        *,
+        bytes_max: int,
+        turn_bytes_max: int,
+        on_full: Callable[[str], None] = lambda _topic: None,
+        on_drained: Callable[[str], None] = lambda _topic: None,
+    ) -> None:
+        self._queues = {topic: _Queue() for topic in topics}
+        self._commands: list[Event] = []
+        self._bytes_max = bytes_max
+        self._turn_bytes_max = turn_bytes_max
+        self._on_full = on_full
+        self._on_drained = on_drained
+        self._something = asyncio.Event()
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Queue a message; beyond ``bytes_max`` its topic is reported as full."""
+        queue = self._queues[delivery.topic]
+        queue.deliveries.append(delivery)
+        queue.bytes += delivery.size
+        if queue.bytes > self._bytes_max and not queue.full:
+            queue.full = True
+            self._on_full(delivery.topic)
+        self._something.set()
+
+    def command(self, event: Event) -> None:
+        """Queue a judgement of the owner's; it is folded ahead of all messages."""
+        self._commands.append(event)
+        self._something.set()
+
+    async def wait(self) -> None:
+        """Wait until something can be taken."""
+        await self._something.wait()
+
+    def take(self) -> tuple[list[Event], list[Delivery]]:
+        """What the next turn folds: all commands, then messages by topic in order of precedence, up to the limit in bytes."""
+        commands, self._commands = self._commands, []
+        taken: list[Delivery] = []
+        room = self._turn_bytes_max
+        for topic, queue in self._queues.items():
+            while queue.deliveries and (room > 0 or not taken):
+                delivery = queue.deliveries.popleft()
+                queue.bytes -= delivery.size
+                room -= delivery.size + 64
+                taken.append(delivery)
+            if queue.full and queue.bytes <= self._bytes_max // 2:
+                queue.full = False
+                self._on_drained(topic)
+        if not any(queue.deliveries for queue in self._queues.values()):
+            self._something.clear()
+        return commands, taken
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait."""
+        return sum(len(queue.deliveries) for queue in self._queues.values())

@@ -1,0 +1,100 @@
+"""Plain idempotent publishing for the dispatcher: what it says is input for others, never state of its own.
+
+Events for one partition that are handed over in the same moment travel in one envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from schemas import envelope
+from schemas.events import Event
+from streams.errors import Unreachable
+from streams.producers import MESSAGE_BYTES_MAX
+
+
+class EventPublisher:
+    """Publishes internal events with acknowledgement of all in-sync replicas."""
+
+    def __init__(self, connection: Mapping[str, Any], topic_prefix: str = "") -> None:
+        self._connection = connection
+        self._prefix = topic_prefix
+        self._queues: dict[tuple[str, int], list[tuple[Sequence[Event], asyncio.Future[None]]]] = {}
+        self._flushing: asyncio.Task[None] | None = None
+        self._sends: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect. Raises ``Unreachable``."""
+        self._producer = AIOKafkaProducer(
+            **self._connection,
+            acks="all",
+            enable_idempotence=True,
+            max_request_size=MESSAGE_BYTES_MAX,
+            linger_ms=0,
+        )
+        try:
+            await self._producer.start()
+        except KafkaError as error:
+            raise Unreachable(f"cannot start the dispatcher's producer: {error}") from error
+
+    async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
+        """Publish events in order and wait until they are acknowledged. Raises ``Unreachable``."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault((topic, partition), []).append((events, done))
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
+        await done
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(0)
+        queues, self._queues = self._queues, {}
+        self._flushing = None
+        for (topic, partition), waiting in queues.items():
+            # Handing over keeps the order; acknowledgements are awaited apart, so that one partition does not hold up another.
+            futures = []
+            try:
+                for value in envelope.pack(event for events, _ in waiting for event in events):
+                    futures.append(
+                        await self._producer.send(
+                            self._prefix + topic, value, partition=partition, headers=envelope.headers_of(topic)
+                        )
+                    )
+            except (KafkaError, envelope.EventTooLarge) as error:
+                _settle([done for _, done in waiting], Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
+                continue
+            task = asyncio.create_task(self._acknowledged(topic, partition, futures, [done for _, done in waiting]))
+            self._sends.add(task)
+            task.add_done_callback(self._sends.discard)
+
+    async def _acknowledged(
+        self, topic: str, partition: int, futures: Sequence[Any], waiting: Sequence[asyncio.Future[None]]
+    ) -> None:
+        try:
+            for future in futures:
+                await future
+        except KafkaError as error:
+            _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
+        else:
+            _settle(waiting, None)
+
+    async def stop(self) -> None:
+        """Wait for what was handed over, then disconnect."""
+        if self._flushing is not None:
+            await self._flushing
+        if self._sends:
+            await asyncio.wait(self._sends)
+        await self._producer.stop()
+
+
+def _settle(waiting: Sequence[asyncio.Future[None]], error: Unreachable | None) -> None:
+    for future in waiting:
+        if not future.done():
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)

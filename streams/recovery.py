@@ -1,0 +1,89 @@
+"""Recovery: read the changelog of a partition into its store, in bulk, after older owners were fenced.
+
+Called from Faust's ``on_recovery_completed`` (Faust's own recovery is a no-op here, being slower and waiting for ever behind
+transaction markers). Never called inside a rebalance callback, where aiokafka sends no heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from streams.errors import StateError, Unreachable
+from streams.table import Store
+
+log = logging.getLogger(__name__)
+
+
+async def recover(
+    stores: Mapping[TopicPartition, Store],
+    connection: Mapping[str, Any],
+    *,
+    still_owned: Callable[[], bool],
+    fetch_bytes_max: int = 4 * 1024 * 1024,
+) -> int:
+    """Bring every store up to the end of its changelog; returns the number of records read.
+
+    Stops early, with the stores consistent but behind, when ``still_owned`` turns false. Raises ``Unreachable`` on trouble with the
+    broker and ``StateError`` when a store is ahead of its changelog.
+    """
+    consumer = AIOKafkaConsumer(
+        **connection,
+        group_id=None,
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+        max_partition_fetch_bytes=fetch_bytes_max,
+        fetch_max_wait_ms=50,
+        auto_offset_reset="earliest",
+    )
+    try:
+        await consumer.start()
+        try:
+            return await _read(consumer, stores, still_owned)
+        finally:
+            await consumer.stop()
+    except KafkaError as error:
+        raise Unreachable(f"recovery: cannot read the changelogs: {error!r}") from error
+
+
+async def _read(
+    consumer: AIOKafkaConsumer, stores: Mapping[TopicPartition, Store], still_owned: Callable[[], bool]
+) -> int:
+    tps = list(stores)
+    consumer.assign(tps)
+    starts = await consumer.beginning_offsets(tps)
+    ends = await consumer.end_offsets(tps)
+    behind: set[TopicPartition] = set()
+    for tp, store in stores.items():
+        stored = store.changelog_offset
+        position = starts[tp] if stored is None else stored + 1
+        if position > ends[tp]:
+            raise StateError(
+                f"{tp.topic}/{tp.partition}: the store in {store.folder} is at offset {position:,}, its changelog ends at "
+                f"{ends[tp]:,}: the data folder belongs to another broker; remove it and start again"
+            )
+        consumer.seek(tp, position)
+        if position < ends[tp]:
+            behind.add(tp)
+    if not behind:
+        return 0
+    consumer.pause(*(tp for tp in tps if tp not in behind))
+    count = 0
+    while behind and still_owned():
+        fetched = await consumer.getmany(*behind, timeout_ms=200)
+        for tp, records in fetched.items():
+            stores[tp].write(
+                [(record.key, record.value) for record in records], changelog_offset=records[-1].offset
+            )
+            count += len(records)
+            await asyncio.sleep(0)
+        for tp in list(behind):
+            # Markers of transactions take offsets but are no records: only the position tells the end.
+            if await consumer.position(tp) >= ends[tp]:
+                behind.discard(tp)
+    return count

@@ -1,0 +1,1 @@
+"""Ways to call a provider: one third-party library each, behind one port."""

@@ -1,0 +1,89 @@
+"""The port between the dispatcher and what calls providers: one physical call in, one outcome per member out.
+
+An outcome is a value, never an exception: whoever implements this classifies everything that can go wrong at the provider, and
+above all whether the call may have been billed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.events import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class CallMember:
+    """One member of a call: its receipt, which also correlates it, and its input as exact JSON."""
+
+    receipt: str
+    input: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderCall:
+    """One physical call to a provider."""
+
+    #: ``provider.tool`` of the providers file.
+    tool: str
+    members: tuple[CallMember, ...]
+    #: The tool's batch form is used; else there is exactly one member.
+    batched: bool
+    idempotency_key: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The provider's output for this member, as exact JSON; ``b"null"`` means that there is no result."""
+
+    output: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The provider said no and billed nothing; ``fault.repairable`` tells whether a later run should ask again."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """Nothing was done or billed, and trying again later makes sense (429, connection refused, ...)."""
+
+    fault: Fault
+    #: What the provider asked for, in seconds; ``None`` where it said nothing usable.
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful:
+    """The call may have been made and billed, and its answer is lost."""
+
+    fault: Fault
+
+
+MemberOutcome = Answered | Refused | NotDone | Doubtful
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """How a call ended: an outcome for each member, in order, and what the whole lane should know."""
+
+    outcomes: tuple[MemberOutcome, ...]
+    #: The provider wants every caller to wait this long (P3), in seconds.
+    lane_pause_seconds: float | None = None
+    #: Seconds from sending to the end of the answer.
+    seconds: float = 0.0
+
+
+class Caller(Protocol):
+    """Makes provider calls. Raises nothing but ``asyncio.CancelledError``; cancelling may leave the call made."""
+
+    async def call(self, call: ProviderCall) -> CallReport:
+        """Make one call and tell how it ended."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections."""
+        ...

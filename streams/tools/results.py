@@ -1,0 +1,201 @@
+"""What goes into a provider's call and what comes out of it: members to one payload, one answer to an outcome per member.
+
+Pure. Numbers pass digit for digit (case_D3). Above all it never gives a member its neighbour's result (B6); messages here hold the
+provider's own words in full, so whoever makes faults public hides secrets and cuts them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_json, parse_json
+from schemas.events import Fault
+from schemas.providers import BatchForm
+from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
+
+#: A path into JSON as its steps; empty for the whole.
+Steps: TypeAlias = tuple[str, ...]
+
+#: Bytes of a provider's text that are looked at for a message.
+TEXT_BYTES_MAX: Final = 4096
+NO_RESULT: Final = Answered(b"null")
+
+# Raw keeps each field's text as it is: a number is never turned into a double and back.
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def steps_of(path: str) -> Steps:
+    """``result.items.0`` as its steps."""
+    return tuple(path.split(".")) if path else ()
+
+
+def value_at(value: JsonValue, steps: Steps) -> JsonValue:
+    """What stands at a path; ``None`` where the path leads nowhere. In a list a step is an index from 0."""
+    for step in steps:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isascii() and step.isdigit() and len(step) < 10:
+            value = value[int(step)] if int(step) < len(value) else None
+        else:
+            return None
+    return value
+
+
+# --- into the call ------------------------------------------------------------------------------------------
+
+
+def query_of(member: CallMember) -> str | Refused:
+    """The query string of a GET: the fields of a flat input, in their order; a null field is left out.
+
+    Refused (``bad_input``) where the input is not one object of texts, numbers and truth values.
+    """
+    try:
+        fields = parse_json(member.input)
+    except InvalidJson as error:
+        return _bad_input(str(error))
+    if not isinstance(fields, dict):
+        return _bad_input("a GET takes its input as a query string: expected an object of fields")
+    pairs: list[tuple[str, str | bytes]] = []
+    for name, value in fields.items():
+        if isinstance(value, dict | list):
+            return _bad_input(f"a GET takes its input as a query string: field {name!r:.80} is nested")
+        if value is not None:
+            pairs.append((name, value if isinstance(value, str) else dump_json(value)))
+    return urlencode(pairs, quote_via=quote)
+
+
+def batch_body(form: BatchForm, members: tuple[CallMember, ...]) -> bytes | tuple[MemberOutcome, ...]:
+    """The body of a batch's call, the same bytes for the same members: the key that it is sent under stands for them.
+
+    With ``match_key`` each input carries its receipt in that field, in place of a field of that name of its own. An input that cannot
+    carry it is refused, and its companions are not done: outcomes instead of a body say that nothing may be sent.
+    """
+    inputs: list[object] = []
+    refused: dict[int, Refused] = {}
+    for place, member in enumerate(members):
+        if form.match_key is None:
+            inputs.append(msgspec.Raw(member.input))
+            continue
+        try:
+            inputs.append(_fields_of(member.input) | {form.match_key: member.receipt})
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            refused[place] = _bad_input(f"in a batch an input must be an object, to take the field {form.match_key!r}")
+    if refused:
+        companion = NotDone(Fault("batch_withheld", "another member of this batch has an unusable input", repairable=True))
+        return tuple(refused.get(place, companion) for place in range(len(members)))
+    body: object = inputs
+    for step in reversed(steps_of(form.list_field)):
+        body = {step: body}
+    return _encode(body)
+
+
+def _bad_input(message: str) -> Refused:
+    return Refused(Fault("bad_input", message))
+
+
+# --- out of the answer --------------------------------------------------------------------------------------
+
+
+def single_outcome(body: bytes, result: Steps) -> MemberOutcome:
+    """The outcome of a call for one: the output at the path ``result``, ``null`` for an empty body or where the path leads nowhere."""
+    answer = _parsed(body)
+    return answer if isinstance(answer, Doubtful) else _output(value_at(answer, result))
+
+
+def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tuple[MemberOutcome, ...]:
+    """The outcome of each member of a batch, in order (B4, B6). An empty body (204) is no result for all.
+
+    A batch that was answered was billed, so what cannot be told apart is doubtful rather than refused: a refusal would be asked again.
+
+    - By key (``match_key``): a member without a result has no result; results without a member are dropped; a key that comes twice
+      makes that one member doubtful (``duplicate_results``), for either result may be the wrong one.
+    - By position: with too few or too many results nobody knows which is missing or added, and to take any would risk a neighbour's.
+      So all are doubtful (``results_mismatch``).
+    """
+    answer = _parsed(body)
+    if isinstance(answer, Doubtful):
+        return (answer,) * len(members)
+    if answer is None:
+        return (NO_RESULT,) * len(members)
+    items = value_at(answer, steps_of(form.result_list))
+    if not isinstance(items, list):
+        fault = Fault("bad_response", f"the answer to a batch has no list at {form.result_list or 'its top'!r}: {_text(body)}")
+        return (Doubtful(fault),) * len(members)
+    if form.match_key is not None:
+        return _by_key(form, form.match_key, members, items)
+    if len(items) != len(members):
+        message = f"{len(items)} results for {len(members)} inputs, matched by position: which are whose cannot be told"
+        return (Doubtful(Fault("results_mismatch", message)),) * len(members)
+    return tuple(_member_outcome(form, item) for item in items)
+
+
+def _by_key(
+    form: BatchForm, match_key: str, members: tuple[CallMember, ...], items: list[JsonValue]
+) -> tuple[MemberOutcome, ...]:
+    found: dict[str, dict[str, JsonValue]] = {}
+    repeated: set[str] = set()
+    for item in items:
+        key = item.get(match_key) if isinstance(item, dict) else None
+        if not isinstance(item, dict) or not isinstance(key, str):
+            continue
+        if key in found:
+            repeated.add(key)
+        # Without the key, which is ours: one and the same input has one output, called for alone or in a batch.
+        found[key] = {name: value for name, value in item.items() if name != match_key}
+
+    def outcome(receipt: str) -> MemberOutcome:
+        if receipt in repeated:
+            return Doubtful(Fault("duplicate_results", f"the answer has several results whose {match_key!r} is {receipt}"))
+        return _member_outcome(form, found[receipt]) if receipt in found else NO_RESULT
+
+    return tuple(outcome(member.receipt) for member in members)
+
+
+def _member_outcome(form: BatchForm, item: JsonValue) -> MemberOutcome:
+    error = item.get(form.error_field) if isinstance(item, dict) else None
+    if not error:  # many providers send null, false or "" with what went well
+        return _output(value_at(item, steps_of(form.result)))
+    if isinstance(error, dict) and error.get("retryable") is True:
+        return NotDone(Fault("item_error", _error_text(error), repairable=True))
+    return Refused(Fault("item_error", _error_text(error)))
+
+
+def _error_text(error: JsonValue) -> str:
+    if isinstance(error, str):
+        return error[:TEXT_BYTES_MAX]
+    if isinstance(error, dict):
+        words = [word for word in (error.get("code"), error.get("message")) if isinstance(word, str)]
+        if words:
+            return ": ".join(words)[:TEXT_BYTES_MAX]
+    return repr(error)[:TEXT_BYTES_MAX]
+
+
+def _parsed(body: bytes) -> JsonValue | Doubtful:
+    """The answer's JSON. Junk is doubtful and never completed.
+
+    case_E3 would have it *failed*, to be called again by the next run; but a provider that answers 200 may have billed, and for a tool that
+    must not be repeated (U1) that would pay twice. So the tool decides: one that may be repeated is called again, any other is unknown.
+    """
+    text = body.removeprefix(_BYTE_ORDER_MARK).strip()  # some servers write the mark; what was paid for is not lost over it
+    if not text:
+        return None
+    try:
+        return parse_json(text)
+    except InvalidJson as error:
+        return Doubtful(Fault("bad_response", f"the answer is not JSON ({error}): {_text(body)}"))
+
+
+def _output(value: JsonValue) -> Answered | Doubtful:
+    try:
+        return Answered(dump_json(value))
+    except UncanonicalValue as error:  # nested too deeply, for one: no reader of the receipt could carry it
+        return Doubtful(Fault("bad_response", f"the answer cannot be kept: {str(error)[-TEXT_BYTES_MAX:]}"))
+
+
+def _text(body: bytes) -> str:
+    return body[:TEXT_BYTES_MAX].decode("utf-8", "replace")

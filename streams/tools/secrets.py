@@ -1,0 +1,77 @@
+"""Secrets: from the references of a providers file to their values, and out of every text that people read.
+
+Read once, by whoever builds the callers. A value never stands in an error, a log or an event.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from schemas.providers import Providers
+from streams.errors import ConfigurationError
+
+#: A provider's own words in a message: enough to understand, too little to fill a log.
+EXCERPT_CHARACTERS: Final = 200
+_HIDDEN: Final = "[secret]"
+
+
+def resolve(reference: str, environment: Mapping[str, str]) -> str:
+    """The secret behind ``env:NAME`` or ``file:/path``, without white space around it.
+
+    Raises ``ConfigurationError`` naming the reference, never the value, where it is unset, unreadable, empty or no header could hold it.
+    """
+    kind, _, name = reference.partition(":")
+    if kind == "env":
+        found = environment.get(name)
+        if found is None:
+            raise ConfigurationError(f"secret {reference}: the environment has no {name}; set it for the worker")
+    elif kind == "file":
+        found = _read(reference, Path(name))
+    else:
+        raise ConfigurationError("a secret's reference is neither env:NAME nor file:/path")
+    secret = found.strip()
+    if not secret:
+        raise ConfigurationError(f"secret {reference}: is empty")
+    if not (secret.isascii() and secret.isprintable()):
+        raise ConfigurationError(f"secret {reference}: holds a line break or another character that no HTTP header can carry")
+    return secret
+
+
+def _read(reference: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"secret {reference}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        # Its own text quotes the byte that it did not like, so it is not passed on.
+        raise ConfigurationError(f"secret {reference}: is not UTF-8 text") from None
+
+
+def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of all providers that have one, by provider name; raises ``ConfigurationError`` for the first that is missing."""
+    return {
+        name: resolve(provider.auth.secret, environment)
+        for name, provider in providers.providers.items()
+        if provider.auth is not None
+    }
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """The text with every secret hidden, also as a URL or a JSON text would spell it."""
+    for secret in sorted(secrets, key=len, reverse=True):  # a secret may be the beginning of another
+        for spelling in {secret, quote(secret, safe=""), quote(secret), json.dumps(secret)[1:-1]}:
+            if spelling:
+                text = text.replace(spelling, _HIDDEN)
+    return text
+
+
+def excerpt(text: str, secrets: Iterable[str]) -> str:
+    """The beginning of a text from outside as one printable line without secrets, fit for a message."""
+    # First hidden, then cut: the other way round would leave the half of a secret that the cut spared.
+    line = " ".join(redact(text, secrets).split())
+    line = "".join(character if character.isprintable() else "?" for character in line[: EXCERPT_CHARACTERS + 1])
+    return line if len(line) <= EXCERPT_CHARACTERS else line[: EXCERPT_CHARACTERS - 1] + "…"

@@ -1,0 +1,293 @@
+"""The durable turn: one Kafka transaction that folds messages into a table and publishes what follows from them.
+
+The shell around every engine (design 3): decode, load, fold, publish and commit, write RocksDB, then effects. A message is
+folded exactly once, because its offset, the changelog and the outputs are one transaction. No exception leaves an actor: what
+cannot be decoded is parked in ``dead-letters``; trouble with broker or disk ends the worker; a fenced owner drops its partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from schemas import envelope
+from schemas.events import Command, Event, RecoveryEnded
+from schemas.states import TURN_KEY, Segment, TurnRecord
+from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
+from streams.errors import Fenced, PaidonceError, StateError
+from streams.inbox import Delivery, Inbox
+from streams.producers import Message, ProducerPair
+from streams.table import Store, WorkingSet
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=msgspec.Struct)
+_encoder = msgspec.msgpack.Encoder()
+_judged_decoder = msgspec.msgpack.Decoder(Command)
+
+
+def decode_judged(raw: bytes) -> Event:
+    """A judgement as it stands in a turn record."""
+    return _judged_decoder.decode(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """One stateful agent: its table, its topics in order of precedence, and its pure engine."""
+
+    table: str
+    topics: tuple[str, ...]
+    engine: Engine
+    #: Events of a message of a public topic, which its shell judges; ``None`` where all topics carry envelopes.
+    judge: Callable[[Delivery, int], Iterable[Event]] | None = None
+    public_topics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNames:
+    """Names and constants that all turns of a worker share."""
+
+    app: str
+    owner: str
+    partitions: int
+    topic_prefix: str = ""
+
+    def changelog(self, table: str) -> str:
+        """Changelog topic of a table."""
+        return f"{self.app}-{table}-changelog"
+
+
+#: Called after each step of a turn with its name: where tests kill the process.
+Checkpoint = Callable[[str], None]
+
+
+class Actor:
+    """The single writer of one partition of one table."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        partition: int,
+        names: TurnNames,
+        store: Store,
+        producers: ProducerPair,
+        inbox: Inbox,
+        *,
+        on_effects: Callable[[int, Sequence[Effect], Context], None],
+        on_failure: Callable[[PaidonceError], None],
+        checkpoint: Checkpoint = lambda _step: None,
+    ) -> None:
+        self.spec = spec
+        self.partition = partition
+        self.inbox = inbox
+        self._names = names
+        self._store = store
+        self._producers = producers
+        self._on_effects = on_effects
+        self._on_failure = on_failure
+        self._checkpoint = checkpoint
+        self._timers: dict[bytes, asyncio.TimerHandle] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        raw = store.get(TURN_KEY)
+        self.record = TurnRecord() if raw is None else msgspec.msgpack.decode(raw, type=TurnRecord)
+        self.generation = self.record.generation + 1
+        self.fenced = False
+        self.turns = 0
+        self.events_folded = 0
+
+    def start(self) -> None:
+        """Begin to take turns; the first one takes stock of what is open and raises the generation."""
+        self.inbox.command(RecoveryEnded())
+        self._task = asyncio.create_task(self._run(), name=f"{self.spec.table}/{self.partition}")
+
+    async def stop(self, *, grace_seconds: float = 3.0) -> None:
+        """Finish the turn under way (or give it up after the grace time) and release producers and store."""
+        for timer in self._timers.values():
+            timer.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            self._stopping.set()
+            self.inbox.command(RecoveryEnded())
+            done, _ = await asyncio.wait([task], timeout=grace_seconds)
+            if not done:
+                task.cancel()
+                await asyncio.wait([task])
+        await self._producers.stop()
+        self._store.close()
+
+    def record_of(self, key: bytes, kind: type[S]) -> S | None:
+        """A committed record, or ``None``."""
+        return self.records_of([key], kind)[0] if self._store.get(key) is not None else None
+
+    def records_of(self, keys: Sequence[bytes], kind: type[S]) -> list[S]:
+        """Committed records that must exist. Raises ``StateError`` naming one that does not."""
+        found = []
+        for key, raw in zip(keys, self._store.get_many(list(keys)), strict=True):
+            if raw is None:
+                raise StateError(f"{self.spec.table}/{self.partition}: no record {key!r}")
+            found.append(msgspec.msgpack.decode(raw, type=kind))
+        return found
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self.inbox.wait()
+                if self._stopping.is_set():
+                    return
+                commands, deliveries = self.inbox.take()
+                await self.turn(commands, deliveries)
+        except Fenced as error:
+            self.fenced = True
+            log.warning("%s/%d: fenced, dropping the partition: %s", self.spec.table, self.partition, error)
+            self._on_failure(error)
+        except PaidonceError as error:
+            self._on_failure(error)
+        except Exception as error:  # the one shell that may: a defect or the disk ends the worker, loudly
+            log.exception("%s/%d: a turn failed", self.spec.table, self.partition)
+            self._on_failure(PaidonceError(f"{self.spec.table}/{self.partition}: a turn failed: {error!r}"))
+
+    async def turn(self, commands: Sequence[Event], deliveries: Sequence[Delivery]) -> None:
+        """Fold commands and messages in one transaction. Raises ``Fenced`` or ``Unreachable``."""
+        now_ms = time.time_ns() // 1_000_000
+        events, dead, record = self._read(commands, deliveries, now_ms)
+        if not events and not dead:
+            self._acknowledge(deliveries)
+            return
+        context = Context(self.partition, self._names.partitions, self.generation, now_ms)
+        records, outbox = WorkingSet(self._store), Outbox()
+        engine = self.spec.engine
+        records.prefetch(key for event in events for key in engine.keys(event))
+        engine.turn(records, events, outbox, context)
+        self._checkpoint(f"{self.spec.table}:folded")
+        records.put(TURN_KEY, record)
+        changes = records.changes()
+        ends = await self._producers.publish(self._messages(changes, record, outbox, dead), now_ms)
+        self._checkpoint(f"{self.spec.table}:committed")
+        changelog = (self._names.changelog(self.spec.table), self.partition)
+        self._store.write(changes, changelog_offset=ends[changelog])
+        self._checkpoint(f"{self.spec.table}:written")
+        self.record = record
+        self.turns += 1
+        self.events_folded += len(events)
+        self._set_timers(outbox.effects, now_ms)
+        self._on_effects(self.partition, outbox.effects, context)
+        self._acknowledge(deliveries)
+
+    def _read(
+        self, commands: Sequence[Event], deliveries: Sequence[Delivery], now_ms: int
+    ) -> tuple[list[Event], list[Message], TurnRecord]:
+        """Decode what was not folded before, and write down what this turn folds."""
+        offsets = dict(self.record.offsets)
+        events: list[Event] = list(commands)
+        judged = [_encoder.encode(command) for command in commands]
+        segments: list[Segment] = []
+        dead: list[Message] = []
+        for delivery in deliveries:
+            if delivery.offset < offsets.get(delivery.topic, 0):
+                continue
+            offsets[delivery.topic] = delivery.offset + 1
+            if segments and segments[-1].topic == delivery.topic:
+                segments[-1] = Segment(delivery.topic, segments[-1].first, delivery.offset)
+            else:
+                segments.append(Segment(delivery.topic, delivery.offset, delivery.offset))
+            try:
+                found = self._decode(delivery, now_ms)
+            except envelope.EnvelopeError as error:
+                log.error("parked %s/%d@%d: %s", delivery.topic, self.partition, delivery.offset, error)
+                dead.append(self._dead_letter(delivery, error, now_ms))
+                continue
+            if delivery.topic in self.spec.public_topics:
+                judged.extend(_encoder.encode(event) for event in found)
+            events.extend(found)
+        record = TurnRecord(
+            turn=self.record.turn + 1,
+            generation=self.generation,
+            owner=self._names.owner,
+            at_ms=now_ms,
+            offsets=offsets,
+            segments=tuple(segments),
+            judged=tuple(judged),
+            occasion="messages" if segments else "command",
+        )
+        return events, dead, record
+
+    def _decode(self, delivery: Delivery, now_ms: int) -> list[Event]:
+        if self.spec.judge is not None and delivery.topic in self.spec.public_topics:
+            return list(self.spec.judge(delivery, self.partition))
+        return envelope.unpack(delivery.topic, delivery.value, delivery.headers)
+
+    def _dead_letter(self, delivery: Delivery, error: Exception, now_ms: int) -> Message:
+        headers = [
+            ("source", f"{delivery.topic}/{self.partition}@{delivery.offset}".encode()),
+            ("error", str(error).encode()),
+            ("at_ms", str(now_ms).encode()),
+            *delivery.headers,
+        ]
+        return Message(delivery.topic.encode(), delivery.value, headers)
+
+    def _messages(
+        self,
+        changes: Sequence[tuple[bytes, bytes | None]],
+        record: TurnRecord,
+        outbox: Outbox,
+        dead: Sequence[Message],
+    ) -> Iterable[tuple[str, int, Sequence[Message]]]:
+        """All that this turn publishes: outputs, dead letters, changelog and journal."""
+        prefix = self._names.topic_prefix
+        for (topic, partition), queued in outbox.events.items():
+            headers = envelope.headers_of(topic)
+            yield prefix + topic, partition, [Message(None, value, headers) for value in envelope.pack(queued)]
+        for (topic, partition), messages in self._public(outbox.public).items():
+            yield prefix + topic, partition, messages
+        if dead:
+            yield prefix + "dead-letters", self.partition, dead
+        yield prefix + "turns", self.partition, [
+            Message(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record))
+        ]
+        yield (
+            self._names.changelog(self.spec.table),
+            self.partition,
+            [Message(key, value) for key, value in changes],
+        )
+
+    def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:
+        grouped: dict[tuple[str, int], list[Message]] = {}
+        for event in events:
+            headers = [
+                ("ce_specversion", b"1.0"),
+                ("ce_id", event.id.encode()),
+                ("ce_source", f"/{self._names.app}/{self.spec.table}/{self.partition}".encode()),
+                ("ce_type", event.type.encode()),
+                ("content-type", b"application/json"),
+            ]
+            partition = self.partition if event.partition is None else event.partition
+            grouped.setdefault((event.topic, partition), []).append(
+                Message(event.key.encode(), event.data, headers)
+            )
+        return grouped
+
+    def _set_timers(self, effects: Iterable[Effect], now_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        for effect in effects:
+            if isinstance(effect, Wake):
+                name = _encoder.encode(effect.command)
+                old = self._timers.pop(name, None)
+                if old is not None:
+                    old.cancel()
+                delay = max(0, effect.at_ms - now_ms) / 1000
+                self._timers[name] = loop.call_later(delay, self._fire, name, effect.command)
+
+    def _fire(self, name: bytes, command: Event) -> None:
+        self._timers.pop(name, None)
+        self.inbox.command(command)
+
+    def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery.event is not None:
+                delivery.event.ack()

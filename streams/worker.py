@@ -1,0 +1,303 @@
+"""One worker process: a Faust app that routes messages, and the actors of the partitions that it owns.
+
+Faust decides which partitions are ours and delivers their messages; an actor for each table and partition folds them. This
+module opens and closes actors, and ends the process when something is wrong that no retry within it can mend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import faust
+from aiokafka import TopicPartition
+from faust.types import TP
+
+from streams.broker import topics
+from streams.engine.port import Context, Effect
+from streams.errors import ConfigurationError, Fenced, PaidonceError, StateError
+from streams.faust_tables import FAUST_SETTINGS, BulkTable
+from streams.inbox import Delivery, Inbox
+from streams.producers import ProducerPair
+from streams.recovery import recover
+from streams.settings import Settings
+from streams.table import Store, StoreMemory
+from streams.transport import BulkTransport
+from streams.turn import Actor, AgentSpec, Checkpoint, TurnNames
+
+log = logging.getLogger(__name__)
+
+
+class Companion:
+    """What else lives in the process beside the actors, such as the dispatcher; does nothing by itself."""
+
+    async def start(self) -> None:
+        """Called once, before any partition is opened."""
+
+    async def opened(self, table: str, actors: Mapping[int, Actor]) -> None:
+        """Called after partitions of ``table`` were recovered and before they take their first turn."""
+
+    async def revoked(self) -> None:
+        """Called when all partitions are taken away, for a moment or for good."""
+
+    def effects(self, table: str, partition: int, effects: Sequence[Effect], context: Context) -> None:
+        """Called with the effects of a committed turn."""
+
+    async def stop(self) -> None:
+        """Called once, while partitions are still ours: finish what is under way within the grace time."""
+
+
+class _App(faust.App):
+    """Faust's app with our transport; ``paidonce`` is the worker that owns it."""
+
+    paidonce: Worker
+
+    def _new_transport(self) -> Any:
+        return BulkTransport(self.conf.broker_consumer, self)
+
+    async def on_stop(self) -> None:
+        """Let the worker finish while its partitions are still its own; Faust signals no revocation here."""
+        await self.paidonce.wind_down()
+        await super().on_stop()
+
+
+@dataclass
+class Worker:
+    """A worker: build it, ``await run()``, and end the process with what that returns."""
+
+    settings: Settings
+    specs: Sequence[AgentSpec]
+    companion: Companion = field(default_factory=Companion)
+    checkpoint: Checkpoint = lambda _step: None
+    actors: dict[tuple[str, int], Actor] = field(default_factory=dict)
+    #: Called when partitions were opened or closed.
+    on_change: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.connection: Mapping[str, Any] = self.settings.connection()
+        self.failure: PaidonceError | None = None
+        self.recovered_records = 0
+        self._stop = asyncio.Event()
+        self._memory = StoreMemory(
+            write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes
+        )
+        self._lock: IO[str] | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables of this worker."""
+        return tuple(spec.table for spec in self.specs)
+
+    async def run(self) -> int:
+        """Work until stopped; returns the exit code: 0 after an orderly stop."""
+        try:
+            self._lock_folder()
+            await topics.check(self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables)
+            await self.companion.start()
+            self.app = self._build()
+            await self.app.start()
+            await self.app.wait_for_stopped(self._stop)  # type: ignore[arg-type]
+            await self.app.stop()
+        except PaidonceError as error:
+            self.failure = self.failure or error
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+        if self.failure is None and getattr(self, "app", None) is not None and self.app.crash_reason is not None:
+            self.failure = PaidonceError(f"the stream client crashed: {self.app.crash_reason!r}")
+        if self.failure is not None:
+            log.error("worker stops: %s", self.failure)
+            return self.failure.exit_code
+        return 0
+
+    def stop(self) -> None:
+        """Ask for an orderly stop."""
+        self._stop.set()
+
+    def fail(self, error: PaidonceError) -> None:
+        """Stop with an error, unless a newer owner merely took a partition."""
+        if isinstance(error, Fenced):
+            asyncio.get_running_loop().call_later(self.settings.session_seconds * 2, self._check_fenced, error)
+            return
+        self.failure = self.failure or error
+        self._stop.set()
+
+    def _check_fenced(self, error: Fenced) -> None:
+        """A fenced partition must have been revoked by now; if not, this process and the group disagree."""
+        if any(actor.fenced for actor in self.actors.values()):
+            self.failure = self.failure or error
+            self._stop.set()
+
+    def _lock_folder(self) -> None:
+        self.settings.data.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.settings.data / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(
+                f"data folder {self.settings.data} is in use by another worker; give each its own with --data"
+            ) from error
+
+    def _build(self) -> _App:
+        settings = self.settings
+        folder = settings.data.resolve()
+        instance = _instance_id(folder)
+        app = _App(
+            settings.app,
+            broker=[f"kafka://{address}" for address in settings.broker.split(",")],
+            datadir=str(folder / "faust"),
+            topic_partitions=settings.partitions,
+            broker_session_timeout=settings.session_seconds,
+            broker_heartbeat_interval=settings.session_seconds / 4,
+            broker_rebalance_timeout=60.0,
+            consumer_group_instance_id=instance,
+            canonical_url=f"http://{instance}",
+            **FAUST_SETTINGS,
+        )
+        app.paidonce = self
+        self.names = TurnNames(settings.app, instance, settings.partitions, settings.topic_prefix)
+        for spec in self.specs:
+            table = BulkTable(app, name=spec.table, partitions=settings.partitions, key_type=bytes, value_type=bytes)
+            table.opened = self._open
+            app.tables.add(table)
+            self._route(app, spec)
+        app.on_partitions_revoked.connect(self._on_revoked)
+        app.finalize()
+        return app
+
+    def _route(self, app: _App, spec: AgentSpec) -> None:
+        """A Faust agent that only puts each message into its partition's inbox."""
+        prefix = self.settings.topic_prefix
+        topic = app.topic(
+            *(prefix + name for name in spec.topics), key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", acks=True
+        )
+
+        async def route(stream: Any) -> None:
+            async for event in stream.noack().events():
+                message = event.message
+                actor = self.actors.get((spec.table, message.partition))
+                if actor is not None:
+                    actor.inbox.deliver(
+                        Delivery(
+                            message.topic[len(prefix) :],
+                            message.offset,
+                            message.key,
+                            message.value,
+                            list((message.headers or {}).items())
+                            if isinstance(message.headers, Mapping)
+                            else message.headers or (),
+                            event,
+                        )
+                    )
+
+        app.agent(topic, name=spec.table)(route)
+
+    async def _open(self, table: str, partitions: set[int]) -> None:
+        """Fence older owners, recover, and start the actors of these partitions."""
+        generation = self.app.consumer_generation_id
+        spec = next(spec for spec in self.specs if spec.table == table)
+        try:
+            await self._close(table)
+            opened = await self._recover(spec, sorted(partitions), lambda: self.app.consumer_generation_id == generation)
+            if self.app.consumer_generation_id != generation:
+                await asyncio.gather(*(actor.stop() for actor in opened.values()))
+                return
+            self.actors.update({(table, partition): actor for partition, actor in opened.items()})
+            await self.companion.opened(table, opened)
+            for actor in opened.values():
+                actor.start()
+            self.on_change()
+        except PaidonceError as error:
+            self.fail(error)
+        except Exception as error:  # Faust would swallow it and wait for ever
+            log.exception("opening %s failed", table)
+            self.fail(StateError(f"cannot open partitions of {table}: {error!r}"))
+
+    async def _recover(
+        self, spec: AgentSpec, partitions: Sequence[int], still_owned: Callable[[], bool]
+    ) -> dict[int, Actor]:
+        pairs = {
+            partition: ProducerPair(
+                f"{self.settings.app}/{spec.table}/{partition}",
+                self.connection,
+                list(topics.topics_of(self.settings.app, self.settings.topic_prefix, self.tables)),
+            )
+            for partition in partitions
+        }
+        await asyncio.gather(*(pair.start() for pair in pairs.values()))
+        stores = {
+            partition: Store(self.settings.data / "tables" / spec.table / str(partition), self._memory)
+            for partition in partitions
+        }
+        changelog = self.names.changelog(spec.table)
+        self.recovered_records += await recover(
+            {TopicPartition(changelog, partition): store for partition, store in stores.items()},
+            self.connection,
+            still_owned=still_owned,
+        )
+        return {
+            partition: self._actor(spec, partition, stores[partition], pairs[partition]) for partition in partitions
+        }
+
+    def _actor(self, spec: AgentSpec, partition: int, store: Store, pair: ProducerPair) -> Actor:
+        consumer, prefix = self.app.consumer, self.settings.topic_prefix
+        inbox = Inbox(
+            spec.topics,
+            bytes_max=self.settings.inbox_bytes_max,
+            turn_bytes_max=self.settings.turn_bytes_max,
+            on_full=lambda topic: consumer.on_buffer_full(TP(prefix + topic, partition)),  # type: ignore[attr-defined]
+            on_drained=lambda topic: consumer.on_buffer_drop(TP(prefix + topic, partition)),  # type: ignore[attr-defined]
+        )
+        return Actor(
+            spec,
+            partition,
+            self.names,
+            store,
+            pair,
+            inbox,
+            on_effects=lambda p, effects, context: self.companion.effects(spec.table, p, effects, context),
+            on_failure=self.fail,
+            checkpoint=self.checkpoint,
+        )
+
+    def positions(self) -> dict[TP, int]:
+        """Next offset to fold of every source partition that was ever folded here."""
+        return {
+            TP(self.settings.topic_prefix + topic, partition): offset
+            for (_, partition), actor in self.actors.items()
+            for topic, offset in actor.record.offsets.items()
+        }
+
+    async def _on_revoked(self, *_args: Any, **_kwargs: Any) -> None:
+        await self.companion.revoked()
+        for table in self.tables:
+            await self._close(table)
+        self.on_change()
+
+    async def _close(self, table: str) -> None:
+        mine = [key for key in self.actors if key[0] == table]
+        await asyncio.gather(*(self.actors.pop(key).stop() for key in mine))
+
+    async def wind_down(self) -> None:
+        """Orderly stop: let calls in flight end while turns still go on, then close the partitions."""
+        await self.companion.stop()
+        for table in self.tables:
+            await self._close(table)
+
+
+def _instance_id(folder: Path) -> str:
+    """The worker's stable name (static group membership), kept in its data folder."""
+    path = folder / "instance-id"
+    if not path.exists():
+        temporary = folder / f"instance-id.{os.getpid()}"
+        temporary.write_text(f"worker-{uuid.uuid4().hex[:12]}\n")
+        temporary.replace(path)
+    return path.read_text().strip()
