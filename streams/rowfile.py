@@ -4,21 +4,23 @@ Streams in both directions. It validates the file, never the play; whoever submi
 
 The rules for CSV:
 
-- UTF-8, with or without a byte order mark at its start. Comma, double quotes, a quote inside quotes doubled (RFC 4180); lines
-  end with LF or CRLF. A line break inside quotes belongs to the value, as it was written. Every value is text: ``007`` stays ``007``.
-- The first line names the columns. Names keep their capitals, spaces and accents. A name that comes twice is refused, naming
-  both columns. A column at the end without a name is dropped while all its values are empty, since spreadsheets write such
-  columns; any other column without a name is refused.
-- Every line has as many fields as the header. A blank line is no row; a single empty value is written ``""``.
-- NUL, bytes that are no UTF-8, a carriage return outside quotes that ends no line, a quote that is never closed and an empty
-  file are refused. A refusal names file and line.
+- UTF-8, with or without a byte order mark at its start. Comma, double quotes, a quote inside quotes doubled
+  (RFC 4180); lines end with LF or CRLF. A line break inside quotes belongs to the value, as it was written.
+  Every value is text: ``007`` stays ``007``.
+- The first line names the columns. Names keep their capitals, spaces and accents. A name that comes twice is
+  refused, naming both columns. A column at the end without a name is dropped while all its values are empty,
+  since spreadsheets write such columns; any other column without a name is refused.
+- Every line has as many fields as the header. A blank line is no row; one empty value alone is written ``""``.
+- NUL, bytes that are no UTF-8, a carriage return outside quotes that ends no line, a quote that is never
+  closed and an empty file are refused. A refusal names file and line.
 
-JSON lines (names that end with ``.jsonl`` or ``.ndjson``): one object a line, blank lines ignored. Integers keep all their digits;
-NaN and what no reader could carry is refused with line and column.
+JSON lines (names that end with ``.jsonl`` or ``.ndjson``): one object a line, blank lines ignored. Integers
+keep all their digits; NaN and what no reader could carry is refused with line and column.
 
-An export has the input's columns in their order, then for each computed column ``c`` the four columns ``c``, ``c_status``,
-``c_error`` and ``c_run`` (the run that made the value); where such a name is taken, ``_`` is appended until it is not. In CSV text stands
-as it is, nothing is empty, and all else is compact JSON.
+An export has the input's columns in their order, then for each computed column ``c`` the four columns ``c``,
+``c_status``, ``c_error`` and ``c_run`` (the run that made the value), empty where the cell was not computed;
+where such a name is taken, ``_`` is appended until it is not. In CSV text stands as it is, null is empty, and
+all else is compact JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ JSON_LINES = (".jsonl", ".ndjson")
 #: What Python's csv module says, and what it means to the owner of the file.
 _CSV_FAULTS = (
     ("unexpected end of data", "a quote opened in the row that begins here is never closed"),
-    ("field larger than", f"a field has more than {FIELD_CHARACTERS_MAX:,} characters; is a quote never closed?"),
+    (
+        "field larger than",
+        f"a field has more than {FIELD_CHARACTERS_MAX:,} characters; is a quote never closed?",
+    ),
     ("new-line character", "a carriage return outside quotes that ends no line; expected LF or CRLF"),
     ("',' expected after", 'text follows a closing quote; a quote inside quotes is written ""'),
 )
@@ -105,7 +110,9 @@ def _read_csv(path: Path) -> Iterator[dict[str, Any]]:
                 columns, width = _header(path, record), len(record)
             elif record:
                 if len(record) != width:
-                    raise InputError(f"{path}: line {line}: {_fields(len(record))}, expected {width} as in line 1")
+                    raise InputError(
+                        f"{path}: line {line}: {_fields(len(record))}, expected {width} as in line 1"
+                    )
                 if width != len(columns) and any(record[len(columns) :]):
                     raise InputError(f"{path}: line {line}: a value in a column that has no name in line 1")
                 yield dict(zip(columns, record, strict=False))
@@ -149,7 +156,9 @@ def _read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         except UncanonicalValue as error:
             raise InputError(f"{path}: line {number}, {error.path}: {error.reason}") from error
         if not isinstance(row, dict):
-            raise InputError(f"{path}: line {number}: expected an object of columns, found {text.strip():.40}")
+            raise InputError(
+                f"{path}: line {number}: expected an object of columns, found {text.strip():.40}"
+            )
         yield row
 
 
@@ -189,7 +198,9 @@ def export_names(fields: Sequence[str], computed: Sequence[str]) -> dict[str, tu
     }
 
 
-def write_export(path: Path, fields: Sequence[str], computed: Sequence[str], lines: Iterable[ExportLine]) -> int:
+def write_export(
+    path: Path, fields: Sequence[str], computed: Sequence[str], lines: Iterable[ExportLine]
+) -> int:
     """Write an export, CSV or JSON lines by the file's name; returns the number of lines.
 
     The file appears whole or not at all. Raises ``UsageError`` for another name, and where it cannot be written.
@@ -223,7 +234,9 @@ def _write_csv(
     # CRLF as in RFC 4180; Python's writer then also quotes a lone CR or LF, which it would not for another line end.
     write = csv.writer(file, lineterminator="\r\n").writerow
     header = [*fields, *(name for group in names.values() for name in group)]
-    if header[0].startswith("\ufeff"):  # bare at the start of the file it would be taken for a byte order mark
+    if header[0].startswith(
+        "\ufeff"
+    ):  # bare at the start of the file it would be taken for a byte order mark
         csv.writer(file, lineterminator="\r\n", quoting=csv.QUOTE_ALL).writerow(header)
     else:
         write(header)
@@ -232,7 +245,11 @@ def _write_csv(
         record = [_text(row.get(field)) for field in fields]
         for column in names:
             cell = cells.get(column)
-            record += ("", "", "", "") if cell is None else (_text(cell.value), cell.status, cell.error or "", cell.run)
+            record += (
+                ("", "", "", "")
+                if cell is None
+                else (_text(cell.value), cell.status, cell.error or "", cell.run)
+            )
         write(record)
         count += 1
     return count

@@ -51,7 +51,10 @@ def faults_of(errors: ValidationError, source: str) -> str:
 
 
 def play_uses(play: Play, source: str) -> dict[str, list[str]]:
-    """Input fields that a play uses, and the places in it that do. Raises ``InputError`` naming every fault of its templates."""
+    """Input fields that a play uses, and the places in it that do.
+
+    Raises ``InputError`` naming every fault of its templates.
+    """
     uses: dict[str, list[str]] = {name: ["key"] for name in play.key}
     faults: list[str] = []
     earlier: set[str] = set()
@@ -94,6 +97,8 @@ class Submission:
     _uses: dict[str, list[str]] = field(init=False)
     _request: RunRequested = field(init=False)
     _fields: dict[str, None] = field(init=False, default_factory=dict)
+    #: Key columns that a row lacks, and the first such row.
+    _lacking: dict[str, str] = field(init=False, default_factory=dict)
     _last: Any = field(init=False, default=None)
     _rows: list[bytes] = field(init=False, default_factory=list)
     _bytes: int = field(init=False, default=0)
@@ -125,14 +130,16 @@ class Submission:
         if row.keys() != self._last:
             self._meet(row)
         try:
-            if _ALL_TEXT.issuperset(map(type, row.values())):
-                text = dump_json(row)
-            else:
-                text = dump_json(self._exact(row))
+            plain = type(row) is dict and _ALL_TEXT.issuperset(map(type, row.values()))
+            text = dump_json(row if plain else self._exact(row))
         except UncanonicalValue as error:
-            raise InputError(f"{self._place()}, {error.path[1:].lstrip('.') or 'row'}: {error.reason}") from error
+            raise InputError(
+                f"{self._place()}, {error.path[1:].lstrip('.') or 'row'}: {error.reason}"
+            ) from error
         if len(text) > ROW_BYTES_MAX:
-            raise InputError(f"{self._place()}: {len(text):,} bytes as JSON, at most {ROW_BYTES_MAX:,} fit a message")
+            raise InputError(
+                f"{self._place()}: {len(text):,} bytes as JSON, at most {ROW_BYTES_MAX:,} fit a message"
+            )
         # The first rows are held back, to travel in the request itself if no more come.
         if len(self._rows) >= CHUNK_ROWS_MAX or self._bytes + len(text) > CHUNK_BYTES_MAX:
             self._cut()
@@ -141,8 +148,11 @@ class Submission:
         self.total += 1
 
     def requests(self) -> Iterator[Request]:
-        """The messages, in the order in which they must be published. Raises ``InputError`` for fields that no row has."""
+        """The messages, in the order in which they must be published. Raises ``InputError`` for fields that rows lack."""
         self._check_fields()
+        return self._requests()
+
+    def _requests(self) -> Iterator[Request]:
         inline = self._first == 0 and len(self._rows) <= ROWS_INLINE_MAX
         yield self._head(self._rows if inline else None)
         if inline:
@@ -155,7 +165,12 @@ class Submission:
             value = self._spool.read(int.from_bytes(size[:4], "big"))
             yield Request("rows_appended", f"{self.run}/rows_appended/{first}", value, rows)
             first += rows
-        sealed = {"type": "rows_sealed", "run": self.run, "contract": self._request.contract, "total": self.total}
+        sealed = {
+            "type": "rows_sealed",
+            "run": self.run,
+            "contract": self._request.contract,
+            "total": self.total,
+        }
         yield Request("rows_sealed", f"{self.run}/rows_sealed", dump_json(sealed), 0)
 
     def _head(self, rows: list[bytes] | None) -> Request:
@@ -168,7 +183,12 @@ class Submission:
         """Put the rows at hand aside as one chunk."""
         if not self._rows:
             return
-        head = {"type": "rows_appended", "run": self.run, "contract": self._request.contract, "first": self._first}
+        head = {
+            "type": "rows_appended",
+            "run": self.run,
+            "contract": self._request.contract,
+            "first": self._first,
+        }
         value = dump_json(head)[:-1] + b',"rows":[' + b",".join(self._rows) + b"]}"
         self._spool.write(len(value).to_bytes(4, "big") + len(self._rows).to_bytes(4, "big") + value)
         self._first += len(self._rows)
@@ -180,10 +200,9 @@ class Submission:
             raise InputError(f"{self._place()}: names of fields must be text")
         if BYTES_KEY in row:
             raise InputError(f"{self._place()}: the name {BYTES_KEY!r} is reserved for bytes")
-        if self._fields:
-            for name in self.play.key:
-                if name not in row:
-                    raise InputError(f"{self._place()}: no field {name!r}, which is a key column of the play")
+        for name in self.play.key:
+            if name not in row:
+                self._lacking.setdefault(name, self._place())
         self._fields |= dict.fromkeys(row)
         self._last = row.keys()
 
@@ -206,6 +225,11 @@ class Submission:
             if name not in self._fields
         ]
         faults += [
+            f"{place}: no field {name!r}, which {self.play_source}: key uses"
+            for name, place in self._lacking.items()
+            if name in self._fields
+        ]
+        faults += [
             f"{self.play_source}: columns.{index}.name: {column.name!r} is also a column of {self.source}; "
             "name the computed column otherwise"
             for index, column in enumerate(self.play.columns)
@@ -217,6 +241,8 @@ class Submission:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, 1) or [other for other in names if other.lower() == name.lower()]
+    near = difflib.get_close_matches(name, names, 1) or [
+        other for other in names if other.lower() == name.lower()
+    ]
     shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
     return (f"; did you mean {near[0]!r}?" if near else ";") + f" Found: {shown}"

@@ -7,11 +7,13 @@ secret, header, query or unbounded body into a fault; nothing here is logged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias, assert_never
 
 import httpx
 
@@ -29,28 +31,27 @@ from streams.tools.connections import (
     read_beginning,
     read_body,
 )
-from streams.tools.port import (
-    Answered,
-    CallReport,
-    Doubtful,
-    MemberOutcome,
-    NotDone,
-    ProviderCall,
-    Refused,
-)
+from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, query_of, single_outcome, split, steps_of
 from streams.tools.secrets import excerpt, redact
 
-#: How long the explanation of a no may take to arrive; the no itself is known by then, and a slot is held meanwhile.
+#: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
 EXPLANATION_SECONDS: Final = 2.0
 
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_Header = tuple[bytes, bytes]
+_Header: TypeAlias = tuple[bytes, bytes]
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]*")
+_HEADERS: Final[tuple[_Header, ...]] = (
+    (b"Accept", b"application/json"),
+    # Nothing but gzip: the only packing that is opened under a limit here.
+    (b"Accept-Encoding", b"gzip"),
+    (b"User-Agent", b"paidonce"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a call goes, and how messages call that place: without query and secrets."""
+    """Where a call goes; ``place`` is how messages name it, without query and secrets."""
 
     url: httpx.URL
     place: str
@@ -58,7 +59,7 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """One tool with everything that does not change from call to call made ready."""
+    """One tool, with everything made ready that does not change from call to call."""
 
     name: str
     method: str
@@ -66,7 +67,7 @@ class _Tool:
     many: _Target
     form: BatchForm | None
     result: Steps
-    headers: tuple[_Header, ...]
+    headers: tuple[_Header, ...] = field(repr=False)
     key_header: bytes | None
     id_header: bytes
     seconds: float
@@ -75,22 +76,38 @@ class _Tool:
     connections: Connections
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is sent."""
+
+    target: _Target
+    url: httpx.URL
+    headers: list[_Header] = field(repr=False)
+    body: bytes | None = field(repr=False)
+
+
 @dataclass(slots=True)
 class _Answer:
-    """What is known of the answer so far; kept outside of the deadline, which may strike in the middle of a body."""
+    """What is known of an answer so far. It stands outside of the deadline, which may strike in the middle of a body."""
 
     status: int = 0
-    body: bytes = b""
-    retry_after_seconds: float | None = None
     rule: Rule | None = None
+    retry_after_seconds: float | None = None
+    body: bytes = b""
+
+    @property
+    def is_no(self) -> bool:
+        """Whether there is a status, and it promises no result."""
+        return self.rule is not None and self.rule.kind is not Kind.ANSWERED
 
 
 class HttpCaller:
     """The ``Caller`` for the HTTP providers of a providers file.
 
-    ``secrets`` holds the secret of each provider with ``auth`` by its name (`secrets.resolve_all`). An answer may have at most
+    ``secrets`` holds the secret of each provider with ``auth``, by its name (`secrets.resolve_all`). An answer may have at most
     ``response_bytes_max`` bytes once decoded; no call takes longer than its tool's time or ``call_seconds``, connecting included.
-    ``now`` is Unix time, for a Retry-After date. Raises ``ConfigurationError`` for what could not be called.
+    ``tls`` is for providers that need other certificates than the usual ones; ``now`` is Unix time, for a Retry-After date.
+    Raises ``ConfigurationError`` for what could not be called.
     """
 
     def __init__(
@@ -100,37 +117,44 @@ class HttpCaller:
         *,
         response_bytes_max: int = 64 << 20,
         call_seconds: float = 900.0,
+        tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._secrets = tuple(secrets.values())
         self._response_bytes_max = response_bytes_max
-        self._call_seconds = call_seconds
         self._now = now
         self._closed = False
         self._connections: list[Connections] = []
         self._tools: dict[str, _Tool] = {}
-        has_tls = any(provider.url.startswith("https:") for provider in providers.providers.values())
-        tls = httpx.create_ssl_context() if has_tls else None
-        for name, provider in providers.providers.items():
+        for provider_name, provider in providers.providers.items():
+            if tls is None and provider.base_url.scheme == "https":
+                tls = httpx.create_ssl_context()  # once, for it takes 50 ms
             connections = Connections(connections_max=provider.pace.concurrency, tls=tls)
             self._connections.append(connections)
-            headers = _headers(name, provider, secrets.get(name))
+            headers = _fixed_headers(provider_name, provider, secrets.get(provider_name))
             for tool_name, form in provider.tools.items():
-                tool = self._tool(f"{name}.{tool_name}", provider, form, headers, connections)
-                self._tools[tool.name] = tool
+                name = f"{provider_name}.{tool_name}"
+                seconds = min(form.timeout_seconds, call_seconds)
+                self._tools[name] = self._tool(name, provider, form, headers, seconds, connections)
 
     def _tool(
-        self, name: str, provider: Provider, form: ToolForm, headers: tuple[_Header, ...], connections: Connections
+        self,
+        name: str,
+        provider: Provider,
+        form: ToolForm,
+        headers: tuple[_Header, ...],
+        seconds: float,
+        connections: Connections,
     ) -> _Tool:
         if form.method == "GET" and form.batch is not None:
             raise ConfigurationError(f"tool {name}: a GET has no body to carry a batch; use POST or remove batch")
-        seconds = min(form.timeout_seconds, self._call_seconds)
         single = self._target(provider.url + form.path)
+        batch_path = form.batch.path if form.batch is not None else None
         return _Tool(
             name=name,
             method=form.method,
             single=single,
-            many=self._target(provider.url + form.batch.path) if form.batch and form.batch.path else single,
+            many=single if batch_path is None else self._target(provider.url + batch_path),
             form=form.batch,
             result=steps_of(form.result),
             headers=headers if form.method == "GET" else (*headers, (b"Content-Type", b"application/json")),
@@ -143,25 +167,26 @@ class HttpCaller:
         )
 
     def _target(self, url: str) -> _Target:
-        parsed = httpx.URL(url)
-        return _Target(parsed, redact(str(parsed.copy_with(query=None, fragment=None)), self._secrets))
+        parsed = httpx.URL(url).copy_with(fragment=None)
+        return _Target(parsed, redact(str(parsed.copy_with(query=None)), self._secrets))
 
     async def call(self, call: ProviderCall) -> CallReport:
-        """Make one call and tell how it ended; see `Caller`."""
-        started = time.monotonic()
+        """Make one call and tell how it ended; see ``Caller``."""
         tool = self._tools.get(call.tool)
         if tool is None:
             fault = Fault("unknown_tool", f"{call.tool}: the providers file has no such tool", repairable=True)
             return CallReport((Refused(fault),) * len(call.members))
         if self._closed:
-            fault = Fault("closed", f"{call.tool}: this worker is stopping", repairable=True)
+            fault = Fault("closed", f"{call.tool}: the worker is stopping", repairable=True)
             return CallReport((NotDone(fault),) * len(call.members))
         request = _request(tool, call)
         if isinstance(request, tuple):
-            return CallReport(self._named(call.tool, request))
+            return CallReport(self._told(tool, "nothing was sent", request))
         answer = _Answer()
+        started = time.monotonic()
         outcomes = await self._outcomes(tool, call, request, answer)
-        return CallReport(outcomes, answer.lane_pause_seconds, time.monotonic() - started)
+        pause = answer.retry_after_seconds if answer.is_no else None
+        return CallReport(outcomes, pause, time.monotonic() - started)
 
     async def close(self) -> None:
         """Close all connections; calls in flight end as doubtful, later ones are not done."""
@@ -169,70 +194,122 @@ class HttpCaller:
         for connections in self._connections:
             await connections.close()
 
-    async def _outcomes(
-        self, tool: _Tool, call: ProviderCall, request: _Request, answer: _Answer
-    ) -> tuple[MemberOutcome, ...]:
-        failure: MemberOutcome
-        place = request.target.place
+    async def _outcomes(self, tool: _Tool, call: ProviderCall, request: _Request, answer: _Answer) -> tuple[MemberOutcome, ...]:
+        outcomes: tuple[MemberOutcome, ...] = ()
         try:
             async with asyncio.timeout(tool.seconds):
                 await self._exchange(tool, request, answer)
         except NothingSent as error:
-            text = f"{place} cannot be reached: {error}"
-            failure = NotDone(Fault("unreachable", text, repairable=True))
+            outcomes = (NotDone(Fault("unreachable", f"nothing was sent, no connection: {error}", repairable=True)),)
         except TimeoutError:
-            failure = Doubtful(Fault("deadline", f"no whole answer from {place} within {tool.seconds:g} s"))
+            outcomes = (Doubtful(Fault("deadline", f"no whole answer within {tool.seconds:g} s")),)
         except AnswerLost as error:
-            failure = Doubtful(Fault("answer_lost", f"the answer from {place} was lost: {error}"))
+            outcomes = (Doubtful(Fault("answer_lost", f"the connection broke before the answer was whole: {error}")),)
         except BadAnswer as error:
-            failure = Doubtful(Fault("bad_response", f"HTTP {answer.status} from {place}: {error}"))
-        else:
-            if answer.kind is Kind.ANSWERED:
-                return self._answered(tool, call, place, answer.body)
-        if answer.kind not in (None, Kind.ANSWERED):  # a no stays a no, also if its explanation was cut off
-            failure = self._said_no(tool, place, answer)
-        return self._named(tool.name, (failure,)) * len(call.members)
+            outcomes = (Doubtful(Fault("bad_response", str(error))),)
+        if answer.rule is None:
+            return self._told(tool, request.target.place, outcomes) * len(call.members)
+        if answer.is_no:  # a no stays a no, also where its explanation was cut off
+            outcomes = (_said_no(tool, answer, answer.rule),)
+        elif not outcomes and call.batched and tool.form is not None:
+            outcomes = split(tool.form, call.members, answer.body)
+        elif not outcomes:
+            outcomes = (single_outcome(answer.body, tool.result),)
+        if len(outcomes) < len(call.members):
+            outcomes *= len(call.members)
+        return self._told(tool, f"HTTP {answer.status} from {request.target.place}", outcomes)
 
     async def _exchange(self, tool: _Tool, request: _Request, answer: _Answer) -> None:
-        """Send the request and fill in the answer as it arrives; raises what `connections` raises."""
-        response = await tool.connections.send(
-            tool.method, request.target.url, request.headers, request.body, tool.connect_seconds
-        )
+        """Send the request and note the answer as it arrives. Raises what `connections` raises, once there is no status or a good one."""
+        response = await tool.connections.send(tool.method, request.url, request.headers, request.body, tool.connect_seconds)
         try:
-            values = response.headers.get_list("retry-after")
-            answer.received(response.status_code, parse_retry_after(values, self._now()) if values else None)
-            if answer.kind is Kind.ANSWERED:
+            waits = response.headers.get_list("retry-after")
+            if waits:
+                answer.retry_after_seconds = parse_retry_after(waits, self._now())
+            answer.status = response.status_code
+            answer.rule = rule(answer.status, has_retry_after=answer.retry_after_seconds is not None)
+            if not answer.is_no:
                 answer.body = await read_body(response, self._response_bytes_max)
                 return
             with contextlib.suppress(TimeoutError, AnswerLost, BadAnswer):
                 async with asyncio.timeout(EXPLANATION_SECONDS):
                     answer.body = await read_beginning(response, TEXT_BYTES_MAX)
         finally:
-            # Closes the connection too, if the body was not read to its end.
+            # With the connection, unless the body was read to its end.
             await response.aclose()
 
-    def _answered(self, tool: _Tool, call: ProviderCall, place: str, body: bytes) -> tuple[MemberOutcome, ...]:
-        outcomes: tuple[MemberOutcome, ...]
-        if call.batched and tool.form is not None:
-            outcomes = split(tool.form, call.members, body)
-        else:
-            outcomes = (single_outcome(body, tool.result),)
-        if all(type(outcome) is Answered for outcome in outcomes):
-            return outcomes
-        return self._named(f"{tool.name}: {place}", outcomes)
+    def _told(self, tool: _Tool, where: str, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutcome, ...]:
+        """The outcomes with faults for people: tool and place, then the provider's own words, cut and without secrets."""
 
-    def _said_no(self, tool: _Tool, place: str, answer: _Answer) -> MemberOutcome:
-        kind, reason = answer.rule
-        said = answer.body.decode("utf-8", "replace") or reason
-        fault = Fault(f"http_{answer.status}", f"HTTP {answer.status} from {place}: {said}")
-        if answer.status == 409 and tool.repeat is Repeat.WITH_KEY:
-            # So answers a provider that is still at work under this key, after an earlier try whose answer was lost. It will be
-            # billed, and asking again under the key is how to get its result.
-            kind = Kind.DOUBTFUL
-        match kind:
-            case Kind.REFUSED:
-                return Refused(fault)
-            case Kind.REFUSED_REPAIRABLE:
-                return Refused(replace_fault(fault, repairable=True))
-            case Kind.NOT_DONE:
-                return NotDone(fault, answer.retry_after_seconds)
+        def told(outcome: MemberOutcome) -> MemberOutcome:
+            if isinstance(outcome, Answered):
+                return outcome
+            fault = outcome.fault
+            message = f"{tool.name}: {where}: {excerpt(fault.message, self._secrets)}"
+            return replace(outcome, fault=Fault(fault.code, message, fault.repairable))
+
+        return tuple([told(outcome) for outcome in outcomes])
+
+
+def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome, ...]:
+    """What to send for a call, or the outcomes of its members where nothing can be sent."""
+    headers = [*tool.headers, (tool.id_header, call.request_id.encode())]
+    if tool.key_header is not None:
+        headers.append((tool.key_header, call.idempotency_key.encode()))
+    if call.batched and tool.form is not None:
+        body = batch_body(tool.form, call.members)
+        return _Request(tool.many, tool.many.url, headers, body) if isinstance(body, bytes) else body
+    if len(call.members) != 1:
+        fault = Fault("bad_call", f"{len(call.members)} inputs in one call, and this tool has no batch form", repairable=True)
+        return (Refused(fault),) * len(call.members)
+    member = call.members[0]
+    if tool.method != "GET":
+        return _Request(tool.single, tool.single.url, headers, member.input)
+    query = query_of(member)
+    if not isinstance(query, str):
+        return (query,)
+    own = tool.single.url.query
+    url = tool.single.url.copy_with(query=b"&".join(part for part in (own, query.encode()) if part) or None)
+    return _Request(tool.single, url, headers, None)
+
+
+def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
+    code = f"http_{answer.status}"
+    said = answer.body.decode("utf-8", "replace").strip() or judged.reason
+    kind = judged.kind
+    if answer.status == 409 and tool.repeat is Repeat.WITH_KEY:
+        # So answers a provider that still works under this key, for an earlier try whose answer was lost. That will be billed, and
+        # asking again under the key is the way to its result.
+        kind = Kind.DOUBTFUL
+    match kind:
+        case Kind.REFUSED:
+            return Refused(Fault(code, said))
+        case Kind.REFUSED_REPAIRABLE:
+            return Refused(Fault(code, said, repairable=True))
+        case Kind.NOT_DONE:
+            return NotDone(Fault(code, said, repairable=True), answer.retry_after_seconds)
+        case Kind.DOUBTFUL | Kind.ANSWERED:
+            return Doubtful(Fault(code, said))
+        case _:
+            assert_never(kind)
+
+
+def _fixed_headers(name: str, provider: Provider, secret: str | None) -> tuple[_Header, ...]:
+    """The headers that all calls to a provider have in common, after a check that all of them can be sent."""
+    if provider.base_url.username or provider.base_url.password:
+        raise ConfigurationError(f"provider {name}: base_url holds a user or password; use auth instead")
+    headers = _HEADERS
+    names = [provider.request_id_header, *([provider.idempotency_header] if provider.idempotency_header else [])]
+    if provider.auth is not None:
+        auth = provider.auth
+        if not secret:
+            raise ConfigurationError(f"provider {name}: the secret {auth.secret} was not resolved")
+        value = f"{auth.scheme} {secret}" if auth.scheme else secret
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ConfigurationError(f"provider {name}: auth holds a character that no HTTP header can carry")
+        names.append(auth.header)
+        headers = (*headers, (auth.header.encode(), value.encode()))
+    for header in names:
+        if not _HEADER_NAME.fullmatch(header):
+            raise ConfigurationError(f"provider {name}: {header!r} is no name for an HTTP header")
+    return headers
