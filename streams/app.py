@@ -6,6 +6,7 @@ The only module that sees everything; seen only by the command line and by tests
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -94,6 +95,8 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
 
     caller = HttpCaller(providers, environment=environment, response_bytes_max=settings.response_bytes_max)
     _install_uvloop()
+    # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
+    gc.set_threshold(100_000, 20, 100)
     return asyncio.run(_run(settings, providers, caller))
 
 

@@ -213,7 +213,7 @@ class Dispatcher(Companion):
         return lease in owned.pending or self.calls.is_in_flight(lease)
 
     def _over(self, owned: _Partition, effect: LeaseOver, moved: set[str]) -> None:
-        watched = owned.watch.over(effect.lease, effect.receipt)
+        watched = owned.watch.over(effect.lease, effect.receipts)
         if watched is not None and watched.foreign:
             lane = owned.lanes[watched.lane]
             lane.in_flight = max(0, lane.in_flight - 1)

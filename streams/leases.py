@@ -53,12 +53,13 @@ class LeaseWatch:
             if watched is not None:
                 watched.seen_at = now
 
-    def over(self, lease: str, receipt: str) -> Watched | None:
-        """An attempt ended; the lease, where it is over by that."""
+    def over(self, lease: str, receipts: Iterable[str]) -> Watched | None:
+        """Attempts ended; the lease, where it is over by that."""
         watched = self.leases.get(lease)
         if watched is None:
             return None
-        watched.members.pop(receipt, None)
+        for receipt in receipts:
+            watched.members.pop(receipt, None)
         if watched.members:
             return None
         return self.leases.pop(lease)

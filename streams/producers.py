@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
@@ -19,13 +18,16 @@ MESSAGE_BYTES_MAX = 9 * 1024 * 1024
 BATCH_BYTES_MAX = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One Kafka record to publish."""
+Headers = list[tuple[str, bytes]]
+NO_HEADERS: Headers = []
+
+
+class Message(NamedTuple):
+    """One Kafka record to publish; aiokafka wants its headers as a list."""
 
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
+    headers: Headers = NO_HEADERS
 
 
 class ProducerPair:
@@ -102,15 +104,16 @@ async def _send_batches(
     """Hand records over in as few record batches as their sizes allow: (count, future of the batch) each."""
     sent: list[tuple[int, asyncio.Future[Any]]] = []
     builder, count = producer.create_batch(), 0
-    for record in records:
-        headers = list(record.headers)
-        if builder.append(timestamp=at_ms, key=record.key, value=record.value, headers=headers) is None:
+    append = builder.append
+    for key, value, headers in records:
+        if append(timestamp=at_ms, key=key, value=value, headers=headers) is None:
             if count:
                 builder.close()
                 sent.append((count, await producer.send_batch(builder, topic, partition=partition)))
             builder, count = producer.create_batch(), 0
+            append = builder.append
             # The first record of a batch is always accepted, whatever its size.
-            builder.append(timestamp=at_ms, key=record.key, value=record.value, headers=headers)
+            append(timestamp=at_ms, key=key, value=value, headers=headers)
         count += 1
     if count:
         builder.close()

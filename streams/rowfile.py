@@ -1,6 +1,6 @@
-"""Row files: CSV as text, character for character, or JSON lines with exact numbers, in; the enriched sheet, out.
+"""Row files: in comes CSV, character for character, or JSON lines with exact numbers; out goes a sheet.
 
-Streams in both directions. It validates the file, never the play; whoever submits decides what the rows must hold.
+Streams in both directions. It judges the file, never its rows: what they must hold is for the play to say.
 
 The rules for CSV:
 
@@ -10,7 +10,7 @@ The rules for CSV:
 - The first line names the columns. Names keep their capitals, spaces and accents. A name that comes twice is
   refused, naming both columns. A column at the end without a name is dropped while all its values are empty,
   since spreadsheets write such columns; any other column without a name is refused.
-- Every line has as many fields as the header. A blank line is no row; one empty value alone is written ``""``.
+- Every line has as many fields as the header. A blank line is no row; a lone empty value is ``""``.
 - NUL, bytes that are no UTF-8, a carriage return outside quotes that ends no line, a quote that is never
   closed and an empty file are refused. A refusal names file and line.
 
@@ -64,7 +64,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, in order. Raises ``InputError`` naming file, line and, where it is one, the column."""
+    """The rows of a file, in order. Raises ``InputError`` naming file, line and column."""
     return _read_json_lines(path) if is_json_lines(path) else _read_csv(path)
 
 
@@ -89,7 +89,7 @@ def _decoded(path: Path, file: IO[bytes]) -> Iterator[str]:
         except UnicodeDecodeError as error:
             place = error.start + dropped
             raise InputError(
-                f"{path}: line {number}, byte {place + 1}: 0x{raw[place]:02x} is not UTF-8; save the file as UTF-8"
+                f"{path}: line {number}, byte {place + 1}: 0x{raw[place]:02x} is not UTF-8; save it as UTF-8"
             ) from error
         if "\0" in text:
             raise InputError(f"{path}: line {number}, character {text.index(chr(0)) + 1}: a NUL character")
@@ -181,6 +181,12 @@ def _column_at(text: str, position: int) -> str | None:
     return column
 
 
+def check_export_name(path: Path) -> None:
+    """Raise ``UsageError`` for a name that does not say what the export is to be."""
+    if not is_json_lines(path) and path.suffix.lower() != ".csv":
+        raise UsageError(f"{path}: the name of an export ends with .csv or .jsonl")
+
+
 def export_names(fields: Sequence[str], computed: Sequence[str]) -> dict[str, tuple[str, str, str, str]]:
     """For each computed column the names of its value, status, error and run in an export."""
     taken = set(fields)
@@ -203,10 +209,9 @@ def write_export(
 ) -> int:
     """Write an export, CSV or JSON lines by the file's name; returns the number of lines.
 
-    The file appears whole or not at all. Raises ``UsageError`` for another name, and where it cannot be written.
+    The file appears whole or not at all. Raises ``UsageError`` where it cannot be written or is named otherwise.
     """
-    if not is_json_lines(path) and path.suffix.lower() != ".csv":
-        raise UsageError(f"{path}: the name of an export ends with .csv or .jsonl")
+    check_export_name(path)
     part = path.with_name(path.name + ".part")
     write = _write_json_lines if is_json_lines(path) else _write_csv
     try:
@@ -231,10 +236,10 @@ def _write_csv(
     names: Mapping[str, tuple[str, str, str, str]],
     lines: Iterable[ExportLine],
 ) -> int:
-    # CRLF as in RFC 4180; Python's writer then also quotes a lone CR or LF, which it would not for another line end.
+    # CRLF as in RFC 4180. For another line end Python's writer would not quote a lone CR.
     write = csv.writer(file, lineterminator="\r\n").writerow
     header = [*fields, *(name for group in names.values() for name in group)]
-    if header[0].startswith(
+    if header and header[0].startswith(
         "\ufeff"
     ):  # bare at the start of the file it would be taken for a byte order mark
         csv.writer(file, lineterminator="\r\n", quoting=csv.QUOTE_ALL).writerow(header)

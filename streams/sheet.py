@@ -1,7 +1,7 @@
 """The join of a run's input with the sheet: N lines in, N lines out, in input order.
 
 Under ``client``, which feeds it messages of ``run-requests`` and ``map-rows``. It keeps rows as bytes in a
-temporary file, and in memory only a digest and two offsets a row, so that a million rows fit; it knows no Kafka.
+temporary file, and in memory only a digest and two offsets a row: a million rows fit. It knows no Kafka.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SheetLine:
-    """One input line of a run: its fields, and the newest state of its row, ``None`` where nothing was settled yet."""
+    """One input line of a run: its fields, and the newest state of its row, if it was settled."""
 
     position: int
     fields: dict[str, Any]
@@ -89,7 +89,7 @@ class RunSheet:
         return b"" if self.play is None else f"{self.play.dataset_name}/".encode()
 
     def take_request(self, value: bytes) -> None:
-        """Take a message of this run from ``run-requests``; one that comes twice, or is no request, changes nothing."""
+        """Take a message of this run from ``run-requests``; one that comes twice changes nothing."""
         try:
             request = self._decoder.decode(value)
             if request.type == "run_requested":

@@ -1,7 +1,7 @@
 """What a run request becomes before anything is published: checked against its play, and cut into messages.
 
-Under ``client``. All rows are read and encoded first, into memory and then a temporary file, so that a fault in the last row
-leaves nothing half-started. It knows no Kafka and no clock.
+Under ``client``. All rows are read and encoded first, into memory and then a temporary file, so that a fault
+in the last row leaves nothing half-started. It knows no Kafka and no clock.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from schemas.canonical import BYTES_KEY, UncanonicalValue, canonical, dump_json, normalize
 from schemas.plays import Play
-from schemas.requests import RunRequested
+from schemas.requests import RunId, RunRequested
 from streams.engine.program import TemplateError, fields_of
 from streams.errors import InputError, UsageError
 
@@ -48,6 +48,16 @@ def faults_of(errors: ValidationError, source: str) -> str:
         f"{fault['msg'].removeprefix('Value error, ')}"
         for fault in errors.errors(include_url=False)
     )
+
+
+def check_run_id(run: str) -> None:
+    """Raise ``UsageError`` for an id that no run can have."""
+    try:
+        TypeAdapter(RunId).validate_python(run)
+    except ValidationError as error:
+        raise UsageError(
+            f"run id {run!r}: expected letters, digits, '_', '.' and '-', at most 128, the first a letter or digit"
+        ) from error
 
 
 def play_uses(play: Play, source: str) -> dict[str, list[str]]:
@@ -106,6 +116,7 @@ class Submission:
     _spool: IO[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
+        check_run_id(self.run)
         self._uses = play_uses(self.play, self.play_source)
         try:
             self._request = RunRequested(
@@ -148,7 +159,10 @@ class Submission:
         self.total += 1
 
     def requests(self) -> Iterator[Request]:
-        """The messages, in the order in which they must be published. Raises ``InputError`` for fields that rows lack."""
+        """The messages, in the order in which they must be published.
+
+        Raises ``InputError`` naming every field that is used and that the rows lack.
+        """
         self._check_fields()
         return self._requests()
 

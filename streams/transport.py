@@ -19,6 +19,9 @@ from faust.types import TP
 #: aiokafka sends the next fetch to a broker only when the last has returned, so a partition whose records were just taken waits
 #: this long at worst while the others are quiet.
 FETCH_WAIT_MS = 40
+#: A fetch that brings this many messages is followed by a pause, in which the next ones gather.
+BUSY_MESSAGES = 8
+BUSY_PAUSE_SECONDS = 0.03
 
 
 class BulkConsumerThread(AIOKafkaConsumerThread):
@@ -61,6 +64,8 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
 class BulkConsumer(Consumer):
     """Faust's consumer whose starting positions are those of the turn records."""
 
+    _busy = False
+
     def _new_consumer_thread(self) -> ConsumerThread:  # type: ignore[override]
         return BulkConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
@@ -79,7 +84,12 @@ class BulkConsumer(Consumer):
         if self.flow_active and not self._get_active_partitions():
             await asyncio.sleep(0.02)
             return {}, set()
-        return await super()._wait_next_records(timeout)
+        if self._busy:
+            # Each fetch names every partition, and each turn costs a transaction: under load, fewer and larger ones do more.
+            await asyncio.sleep(BUSY_PAUSE_SECONDS)
+        records, active = await super()._wait_next_records(timeout)
+        self._busy = records is not None and sum(map(len, records.values())) >= BUSY_MESSAGES
+        return records, active
 
 
 class BulkTransport(Transport):

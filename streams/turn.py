@@ -23,7 +23,7 @@ from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wa
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
 from streams.producers import Message, ProducerPair
-from streams.table import Store, WorkingSet
+from streams.table import RecordCache, Store, WorkingSet
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -87,6 +87,7 @@ class Actor:
         self.inbox = inbox
         self._names = names
         self._store = store
+        self._cache = RecordCache()
         self._producers = producers
         self._on_effects = on_effects
         self._on_failure = on_failure
@@ -160,7 +161,7 @@ class Actor:
             self._acknowledge(deliveries)
             return
         context = Context(self.partition, self._names.partitions, self.generation, now_ms)
-        records, outbox = WorkingSet(self._store), Outbox()
+        records, outbox = WorkingSet(self._store, self._cache), Outbox()
         engine = self.spec.engine
         records.prefetch(key for event in events for key in engine.keys(event))
         engine.turn(records, events, outbox, context)
@@ -172,6 +173,7 @@ class Actor:
         changelog = (self._names.changelog(self.spec.table), self.partition)
         self._store.write(changes, changelog_offset=ends[changelog])
         self._checkpoint(f"{self.spec.table}:written")
+        records.committed()
         self.record = record
         self.turns += 1
         self.events_folded += len(events)

@@ -51,8 +51,7 @@ class Context:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class PublicEvent:
+class PublicEvent(msgspec.Struct, frozen=True):
     """A JSON event for users: topic, key, CloudEvents type and subject, and its data."""
 
     topic: str
@@ -65,14 +64,11 @@ class PublicEvent:
     partition: int | None = None
 
 
-class Effect:
+class Effect(msgspec.Struct, frozen=True):
     """Something to do in the process once the turn is committed."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True)
-class Wake(Effect):
+class Wake(Effect, frozen=True):
     """Fold a command at this Unix time in milliseconds, although no message may have come."""
 
     at_ms: int

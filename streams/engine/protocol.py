@@ -19,8 +19,10 @@ Told flags and ``late`` marks are no part of the digest.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
 
 from schemas.events import Mode, Repeat, ToolRequested
 from schemas.states import Attempt, Flag, Out, Receipt, Waiter
@@ -49,8 +51,7 @@ class Told(enum.Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """The attempt that a lane must claim next."""
 
     n: int
@@ -155,86 +156,105 @@ def verdict(attempt: Attempt, repeat: Repeat | None) -> Verdict:
     return Verdict.LIVE
 
 
-def claimed(receipt: Receipt) -> int:
-    """The highest claimed attempt, 0 for none."""
-    return max((n for n, attempt in receipt.attempts.items() if attempt.lease is not None), default=0)
+class Standing(NamedTuple):
+    """The highest claimed attempt of a receipt (0 for none) and how it stands: what all questions about it begin with."""
+
+    n: int
+    verdict: Verdict | None
+
+    @property
+    def live(self) -> bool:
+        """Somebody may be calling."""
+        return self.verdict is Verdict.LIVE
 
 
-def is_live(receipt: Receipt) -> bool:
-    """Somebody may be calling for this receipt."""
-    n = claimed(receipt)
-    return n > 0 and verdict(receipt.attempts[n], receipt.repeat) is Verdict.LIVE
+_UNCLAIMED = Standing(0, None)
 
 
-def told(receipt: Receipt, waiter: Waiter) -> tuple[Told, int]:
+def standing(receipt: Receipt) -> Standing:
+    """How a receipt stands."""
+    highest = 0
+    for n, attempt in receipt.attempts.items():
+        if n > highest and attempt.lease is not None:
+            highest = n
+    return Standing(highest, verdict(receipt.attempts[highest], receipt.repeat)) if highest else _UNCLAIMED
+
+
+def told(receipt: Receipt, waiter: Waiter, stands: Standing) -> tuple[Told, int]:
     """What a waiter gets, and from which attempt; the order of the rules is part of the protocol."""
     current = receipt.current
     if current is not None and current[0] >= waiter.value_epoch:
         return Told.COMPLETED, current[1]
+    n, latest = stands
+    if not n:
+        return _WAITS
     wanted = waiter.outcome_epoch
+    if latest is Verdict.LIVE and receipt.attempts[n].epoch >= wanted:
+        return _WAITS
     unknown = failed = 0
-    n = claimed(receipt)
     for number, attempt in receipt.attempts.items():
         if attempt.lease is None or attempt.epoch < wanted:
             continue
-        match verdict(attempt, receipt.repeat):
-            case Verdict.LIVE if number == n:
-                return Told.WAITS, 0
-            case Verdict.UNKNOWN:
-                unknown = max(unknown, number)
-            case Verdict.FAILED:
-                failed = max(failed, number)
+        how = verdict(attempt, receipt.repeat)
+        if how is Verdict.UNKNOWN:
+            unknown = max(unknown, number)
+        elif how is Verdict.FAILED:
+            failed = max(failed, number)
     if unknown:
         return Told.UNKNOWN, unknown
     if failed:
         return Told.FAILED, failed
-    return Told.WAITS, 0
+    return _WAITS
+
+
+_WAITS = (Told.WAITS, 0)
 
 
 def stays(waiter: Waiter) -> bool:
     """The waiter is still to be evaluated: neither withdrawn nor answered for good."""
-    return waiter.flag is not Flag.WITHDRAWN and waiter.flag is not Flag.DONE
+    return waiter.flag is not Flag.DONE and waiter.flag is not Flag.WITHDRAWN
 
 
-def waiting_epochs(receipt: Receipt, waiters: Iterable[Waiter]) -> Iterator[int]:
+def waiting_epochs(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[int]:
     """The outcome epochs of those that wait."""
-    for waiter in waiters:
-        if stays(waiter) and told(receipt, waiter)[0] is Told.WAITS:
-            yield waiter.outcome_epoch
+    return [
+        waiter.outcome_epoch
+        for waiter in waiters
+        if stays(waiter) and told(receipt, waiter, stands)[0] is Told.WAITS
+    ]
 
 
 def operation(receipt: Receipt, epoch: int, n: int) -> int:
     """The operation of attempt ``n``: kept as long as any call under it has no definite answer, so that no second key
     exists while a call under the first may still be billed; new after that, so that no old refusal is repeated (T8, T9).
     """
-    ours = [
-        (number, attempt)
+    ours = {
+        number: attempt
         for number, attempt in receipt.attempts.items()
         if attempt.lease is not None and attempt.epoch == epoch and not attempt.released
-    ]
+    }
     if not ours:
         return n
-    op = max(ours, key=lambda pair: pair[0])[1].op
-    doubtful = any(attempt.op == op and attempt.out not in _DEFINITE for _, attempt in ours)
+    op = ours[max(ours)].op
+    doubtful = any(attempt.op == op and attempt.out not in _DEFINITE for attempt in ours.values())
     return op if doubtful else n
 
 
-def need(receipt: Receipt, waiters: Iterable[Waiter]) -> Need | None:
+def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need | None:
     """The attempt that the lane must claim, or ``None`` when nobody waits or somebody may be calling."""
-    if is_live(receipt):
+    last, latest = stands
+    if latest is Verdict.LIVE:
         return None
-    epoch = max(waiting_epochs(receipt, waiters), default=None)
+    epoch = max(waiting_epochs(receipt, waiters, stands), default=None)
     if epoch is None:
         return None
-    last = claimed(receipt)
     n = last + 1
+    if not last:
+        return Need(n, epoch, n, 0, "")
     op = operation(receipt, epoch, n)
-    batch, not_before_ms = "", 0
-    if last:
-        attempt = receipt.attempts[last]
-        not_before_ms = attempt.not_before_ms
-        if op != n and attempt.epoch == epoch and attempt.op == op:
-            batch = attempt.batch
+    attempt = receipt.attempts[last]
+    same = op != n and attempt.epoch == epoch and attempt.op == op
+    batch, not_before_ms = attempt.batch if same else "", attempt.not_before_ms
     tries = sum(
         attempt.epoch == epoch and not attempt.released and attempt.lease is not None
         for attempt in receipt.attempts.values()
@@ -242,9 +262,9 @@ def need(receipt: Receipt, waiters: Iterable[Waiter]) -> Need | None:
     return Need(n, epoch, op, not_before_ms, batch, tries)
 
 
-def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter]) -> bool:
+def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter], stands: Standing) -> bool:
     """Attempt ``n`` may be called for: it is the latest, it is live, and somebody waits for its epoch."""
-    if n != claimed(receipt) or not is_live(receipt):
+    if n != stands.n or stands.verdict is not Verdict.LIVE:
         return False
     epoch = receipt.attempts[n].epoch
-    return any(wanted <= epoch for wanted in waiting_epochs(receipt, waiters))
+    return any(wanted <= epoch for wanted in waiting_epochs(receipt, waiters, stands))

@@ -61,8 +61,7 @@ WAITERS_INLINE = 16
 ANSWERS_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Queued(Effect):
+class Queued(Effect, frozen=True):
     """A receipt needs attempt ``n``: the lane may claim it from ``not_before_ms`` on."""
 
     receipt: str
@@ -72,16 +71,14 @@ class Queued(Effect):
     need: protocol.Need
 
 
-@dataclass(frozen=True, slots=True)
-class Unqueued(Effect):
+class Unqueued(Effect, frozen=True):
     """A receipt needs no claim now."""
 
     receipt: str
     lane: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimFolded(Effect):
+class ClaimFolded(Effect, frozen=True):
     """A claim of this owner was folded: call for ``granted``, forget ``lost``."""
 
     lane: str
@@ -90,8 +87,7 @@ class ClaimFolded(Effect):
     lost: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSeen(Effect):
+class LeaseSeen(Effect, frozen=True):
     """A live lease whose clock starts now."""
 
     lane: str
@@ -99,30 +95,26 @@ class LeaseSeen(Effect):
     members: tuple[ClaimedMember, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesSeen(Effect):
+class LeasesSeen(Effect, frozen=True):
     """Heartbeats were read: their leases' clocks start again."""
 
     leases: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseOver(Effect):
-    """An attempt under this lease has ended."""
+class LeaseOver(Effect, frozen=True):
+    """Attempts under this lease have ended."""
 
     lease: str
-    receipt: str
+    receipts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSeen(Effect):
+class ProbeSeen(Effect, frozen=True):
     """All that came before this mark was folded."""
 
     probe: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAside(Effect):
+class KeptAside(Effect, frozen=True):
     """A value arrived that is not the first of its attempt (salvage)."""
 
     receipt: str
@@ -137,26 +129,30 @@ class _Turn:
     outbox: Outbox
     context: Context
     #: Receipts to be looked at when all is folded, in order of first touch.
-    touched: dict[str, None] = field(default_factory=dict)
+    touched: dict[str, Receipt] = field(default_factory=dict)
+    #: Leases of which attempts have ended, with their receipts.
+    over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
 
     def receipt(self, key: str) -> Receipt:
         """The receipt's record, new where there is none; it counts as changed."""
-        name = record_key(RECEIPT, key)
-        receipt = self.records.get(name, Receipt)
+        receipt = self.touched.get(key)
         if receipt is None:
-            receipt = Receipt()
-        self.records.put(name, receipt)
-        self.touched[key] = None
+            name = RECEIPT + key.encode()
+            receipt = self.records.get(name, Receipt) or Receipt()
+            self.records.put(name, receipt)
+            self.touched[key] = receipt
         return receipt
 
-    def waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
+    def waiters(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
         """All waiters of a receipt, the inline ones first."""
+        return receipt.waiters.items() if not receipt.overflow else self._all_waiters(key, receipt)
+
+    def _all_waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
         yield from receipt.waiters.items()
-        if receipt.overflow:
-            prefix = record_key(WAITER, key, "")
-            for name, waiter in self.records.scan(prefix, Waiter):
-                yield name[len(prefix) :].decode(), waiter
+        prefix = record_key(WAITER, key, "")
+        for name, waiter in self.records.scan(prefix, Waiter):
+            yield name[len(prefix) :].decode(), waiter
 
 
 class ReceiptsEngine:
@@ -166,16 +162,16 @@ class ReceiptsEngine:
         """Records that folding ``event`` surely reads."""
         match event:
             case ToolRequested(receipt=receipt) | CallWithdrawn(receipt=receipt):
-                return (record_key(RECEIPT, receipt),)
+                return (RECEIPT + receipt.encode(),)
             case AttemptEnded(receipt=receipt) | ReceiptResolved(receipt=receipt) | AnswersDue(receipt=receipt):
-                return (record_key(RECEIPT, receipt),)
+                return (RECEIPT + receipt.encode(),)
             case (
                 BatchClaimed(members=members)
                 | LeaseReleased(members=members)
                 | LeaseExpired(members=members)
                 | LeaseJudgedExpired(members=members)
             ):
-                return [record_key(RECEIPT, member.receipt) for member in members]
+                return [RECEIPT + member.receipt.encode() for member in members]
         return ()
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
@@ -185,8 +181,10 @@ class ReceiptsEngine:
             self._fold(turn, event)
         for claim in turn.claims:
             self._decide(turn, claim)
-        for key in turn.touched:
-            self._settle(turn, key)
+        for key, receipt in turn.touched.items():
+            self._settle(turn, key, receipt)
+        effects = outbox.effects
+        effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
 
     # --- folding ---------------------------------------------------------------------------------------------
 
@@ -201,11 +199,11 @@ class ReceiptsEngine:
             case LeaseReleased():
                 for member in event.members:
                     protocol.release(turn.receipt(member.receipt), member.n, event.lease)
-                    turn.outbox.effects.append(LeaseOver(event.lease, member.receipt))
+                    turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseExpired():
                 for member in event.members:
                     protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
-                    turn.outbox.effects.append(LeaseOver(event.lease, member.receipt))
+                    turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseJudgedExpired():
                 expired = LeaseExpired(event.lease, event.members)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
@@ -226,15 +224,16 @@ class ReceiptsEngine:
         receipt = turn.receipt(event.receipt)
         if event.call in receipt.waiters:
             return
-        overflow_key = record_key(WAITER, event.receipt, event.call)
         inline = len(receipt.waiters) < WAITERS_INLINE
+        overflow_key = b"" if inline else record_key(WAITER, event.receipt, event.call)
         if not inline and turn.records.get(overflow_key, Waiter) is not None:
             return
         if receipt.repeat is None:
             ask = Ask(event.lane, event.tool, event.repeat, event.input, event.run)
-            turn.records.put(record_key(ASK, event.receipt), ask)
+            turn.records.put(ASK + event.receipt.encode(), ask)
         waiter = protocol.waiter_of(receipt, event)
-        waiter.late = protocol.told(receipt, waiter)[0] is not Told.WAITS
+        if receipt.attempts:
+            waiter.late = protocol.told(receipt, waiter, protocol.standing(receipt))[0] is not Told.WAITS
         if inline:
             receipt.waiters[event.call] = waiter
         else:
@@ -277,7 +276,7 @@ class ReceiptsEngine:
 
     def _end(self, turn: _Turn, event: AttemptEnded) -> None:
         receipt = turn.receipt(event.receipt)
-        turn.outbox.effects.append(LeaseOver(event.lease, event.receipt))
+        turn.over.setdefault(event.lease, []).append(event.receipt)
         outcome = event.outcome
         if isinstance(outcome, Value):
             self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
@@ -318,9 +317,10 @@ class ReceiptsEngine:
             receipt = turn.records.get(record_key(RECEIPT, key), Receipt)
             if receipt is None:
                 continue
-            turn.touched[key] = None
-            if protocol.is_live(receipt):
-                n = protocol.claimed(receipt)
+            turn.touched[key] = receipt
+            stands = protocol.standing(receipt)
+            if stands.live:
+                n = stands.n
                 attempt = receipt.attempts[n]
                 member = ClaimedMember(key, n, attempt.epoch, attempt.op)
                 leases.setdefault((receipt.lane, attempt.lease or ""), []).append(member)
@@ -341,7 +341,7 @@ class ReceiptsEngine:
                 lost.append(member.receipt)
                 continue
             waiters = [waiter for _, waiter in turn.waiters(member.receipt, receipt)]
-            if protocol.grantable(receipt, member.n, waiters):
+            if protocol.grantable(receipt, member.n, waiters, protocol.standing(receipt)):
                 granted.append(member.receipt)
                 continue
             lost.append(member.receipt)
@@ -353,39 +353,38 @@ class ReceiptsEngine:
             )
         turn.outbox.effects.append(ClaimFolded(claim.lane, claim.lease, tuple(granted), tuple(lost)))
 
-    def _settle(self, turn: _Turn, key: str) -> None:
+    def _settle(self, turn: _Turn, key: str, receipt: Receipt) -> None:
         """Answer the waiters of a receipt, keep the index of open ones, and tell the lane."""
-        name = record_key(RECEIPT, key)
-        receipt = turn.records.get(name, Receipt)
-        if receipt is None:
-            return
-        self._answer(turn, key, receipt)
-        waiters = [waiter for _, waiter in turn.waiters(key, receipt)]
-        need = protocol.need(receipt, waiters)
-        wanted = need is not None or protocol.is_live(receipt)
-        if wanted != receipt.indexed:
+        stands = protocol.standing(receipt)
+        if receipt.attempts:
+            self._answer(turn, key, receipt, stands)
+        waiters = [waiter for _, waiter in turn.waiters(key, receipt) if protocol.stays(waiter)]
+        need = protocol.need(receipt, waiters, stands) if waiters else None
+        wanted = need is not None or stands.live
+        if wanted is not receipt.indexed:
             receipt.indexed = wanted
-            turn.records.put(name, receipt)
+            turn.records.put(RECEIPT + key.encode(), receipt)
             if wanted:
-                turn.records.put(record_key(OPEN, key), OpenReceipt(receipt.lane))
+                turn.records.put(OPEN + key.encode(), OpenReceipt(receipt.lane))
             else:
-                turn.records.delete(record_key(OPEN, key))
-        if need is None:
-            turn.outbox.effects.append(Unqueued(key, receipt.lane))
-            return
-        ask = turn.records.get(record_key(ASK, key), Ask)
-        assert ask is not None, f"{key}: waited for, but never asked"
-        turn.outbox.effects.append(Queued(key, receipt.lane, ask.tool, ask.run, need))
+                turn.records.delete(OPEN + key.encode())
+                turn.outbox.effects.append(Unqueued(key, receipt.lane))
+        if need is not None:
+            ask = turn.records.get(ASK + key.encode(), Ask)
+            assert ask is not None, f"{key}: waited for, but never asked"
+            turn.outbox.effects.append(Queued(key, receipt.lane, ask.tool, ask.run, need))
 
-    def _answer(self, turn: _Turn, key: str, receipt: Receipt) -> None:
+    def _answer(self, turn: _Turn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count = 0
         for call, waiter in turn.waiters(key, receipt):
             if not protocol.stays(waiter):
                 continue
-            what, n = protocol.told(receipt, waiter)
+            what, n = protocol.told(receipt, waiter, stands)
+            if what is Told.WAITS:
+                continue
             flag = _FLAG_AFTER[what]
-            if what is Told.WAITS or waiter.flag is flag:
+            if waiter.flag is flag:
                 continue
             if count >= ANSWERS_MAX:
                 turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, call)))
@@ -400,7 +399,7 @@ class ReceiptsEngine:
                 turn.records.put(record_key(WAITER, key, call), waiter)
         if not groups:
             return
-        turn.records.put(record_key(RECEIPT, key), receipt)
+        turn.records.put(RECEIPT + key.encode(), receipt)
         for (destination, what, n), calls in groups.items():
             answer = self._message(turn, key, receipt, what, n, tuple(calls))
             turn.outbox.send("tool-results", destination, answer)
@@ -425,5 +424,4 @@ _FLAG_AFTER = {
     Told.COMPLETED: Flag.DONE,
     Told.UNKNOWN: Flag.UNKNOWN,
     Told.FAILED: Flag.FAILED,
-    Told.WAITS: Flag.OPEN,
 }

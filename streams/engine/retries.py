@@ -1,7 +1,7 @@
 """What an HTTP answer says about the bill, and how long to wait before asking again.
 
-Pure judgement for the dispatcher and ``tools.http``: no clock, no dice; time and jitter come in as arguments. The table below is the
-only place where a status gets its meaning. In doubt a call counts as billed.
+Pure judgement for the dispatcher and ``tools.http``: no clock, no dice; time and jitter come in as arguments. The table below
+is the only place where a status gets its meaning. In doubt a call counts as billed.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ _DATE: Final = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)[a-z]*,? .{1,48}", re.I
 def parse_retry_after(values: Sequence[str], now_epoch_seconds: float) -> float | None:
     """Seconds to wait by the values of all Retry-After headers, from 0 to RETRY_AFTER_MAX_SECONDS; never raises.
 
-    ``None`` where they say nothing usable: none, negative, garbage, or a good one next to a bad one. Of several good ones the longest
-    wait counts. A date is compared with ``now_epoch_seconds`` (Unix time); one in the past is 0 (case_G1).
+    ``None`` where they say nothing usable: none, negative, garbage, or a good one next to a bad one. Of several good ones the
+    longest wait counts. A date is compared with ``now_epoch_seconds`` (Unix time); one in the past is 0 (case_G1).
     """
     waits = [_wait_seconds(value.strip(), now_epoch_seconds) for value in values]
     usable = [wait for wait in waits if wait is not None]
@@ -116,11 +116,11 @@ def _wait_seconds(value: str, now_epoch_seconds: float) -> float | None:
 
 
 def backoff_ms(attempt: int, *, jitter: float) -> int:
-    """Milliseconds to wait after failed attempt ``attempt`` (from 1), where the provider names no time; ``jitter`` is in [0, 1).
+    """Milliseconds to wait after attempt ``attempt`` (from 1), where the provider names no time; ``jitter`` is in [0, 1).
 
-    From 250 ms it doubles, and jitter adds up to as much again: every wait is longer than the one before, until half the cap of 30 s is
-    reached, and even there callers stay spread out.
+    From 250 ms it doubles, and jitter adds up to as much again: no wait is shorter than the one before, until half the cap of
+    30 s is reached, and even there callers stay spread out.
     """
     doublings = min(max(attempt, 1) - 1, 16)  # beyond that the cap rules anyway, and the power would grow without end
-    floor = min(BACKOFF_BASE_MS * 2**doublings, BACKOFF_MAX_MS // 2)
+    floor = min(BACKOFF_BASE_MS << doublings, BACKOFF_MAX_MS // 2)
     return floor + int(floor * jitter)

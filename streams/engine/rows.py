@@ -6,7 +6,6 @@ changes nothing. For one call the first of completed and failed is final; unknow
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -76,6 +75,11 @@ def _addresser(org: str, column: CompiledColumn) -> address.ReceiptAddresser:
     )
 
 
+@lru_cache(maxsize=1024)
+def _lane_partition(lane: str, partitions: int) -> int:
+    return address.spread(lane, partitions)
+
+
 def call_of(run: str, row: str, column: str, refreshed: int) -> str:
     """Name of a cell's call; run ids, row keys and column names hold neither ``:`` nor ``~``."""
     return f"{run}:{row}:{column}" if not refreshed else f"{run}:{row}:{column}~{refreshed}"
@@ -94,8 +98,8 @@ class _Turn:
     outbox: Outbox
     context: Context
     #: Changes of counters in this turn, by run.
-    rows: dict[str, Counter[str]] = field(default_factory=dict)
-    calls: dict[str, Counter[str]] = field(default_factory=dict)
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)
     shares: dict[str, RunShare] = field(default_factory=dict)
 
     def share(self, run: str) -> RunShare:
@@ -108,7 +112,15 @@ class _Turn:
 
     def count(self, run: str, state: str, change: int = 1) -> None:
         """Change a row counter."""
-        self.rows.setdefault(run, Counter())[state] += change
+        counts = self.rows.get(run)
+        if counts is None:
+            counts = self.rows[run] = {}
+        counts[state] = counts.get(state, 0) + change
+
+    def called(self, run: str, mark: Mark) -> None:
+        """Count a cell by how its value came."""
+        counts = self.calls.setdefault(run, {})
+        counts[mark.value] = counts.get(mark.value, 0) + 1
 
 
 class RowsEngine:
@@ -118,7 +130,8 @@ class RowsEngine:
         """Records that folding ``event`` surely reads."""
         match event:
             case RowsAdded(run=run, rows=rows):
-                return [record_key(TASK, run, row.key) for row in rows]
+                prefix = record_key(TASK, run, "")
+                return [prefix + row.key.encode() for row in rows]
             case CallsAnswered(calls=calls):
                 return [record_key(TASK, *call.split(":", 2)[:2]) for call, _ in calls]
         return ()
@@ -163,10 +176,10 @@ class RowsEngine:
         share = turn.share(event.run)
         if share.play is None or share.closed:
             return
-        dataset = share.play.dataset
-        turn.records.prefetch(record_key(SHEET, dataset, row.key) for row in event.rows)
+        tasks, sheets = record_key(TASK, event.run, ""), record_key(SHEET, share.play.dataset, "")
+        turn.records.prefetch([sheets + row.key.encode() for row in event.rows])
         for row in event.rows:
-            name = record_key(TASK, event.run, row.key)
+            name = tasks + row.key.encode()
             task = turn.records.get(name, Task)
             if task is not None:
                 if row.position != task.row.position and row.position not in task.duplicates:
@@ -177,7 +190,7 @@ class RowsEngine:
                 continue
             turn.count(event.run, "seen")
             task = Task(row=row, cells={})
-            sheet = turn.records.get(record_key(SHEET, dataset, row.key), SheetRow)
+            sheet = turn.records.get(sheets + row.key.encode(), SheetRow)
             if share.cancelled:
                 task.status = RowStatus.SKIPPED
                 turn.count(event.run, "skipped")
@@ -256,7 +269,7 @@ class RowsEngine:
             mode=mode,
             refresh=refresh,
         )
-        turn.outbox.send("tool-requests", address.spread(column.lane, turn.context.partitions), request)
+        turn.outbox.send("tool-requests", _lane_partition(column.lane, turn.context.partitions), request)
 
     def _answered(self, turn: _Turn, call: str, mark: Mark, event: CallsAnswered) -> None:
         run, row, column, refreshed = cell_of(call)
@@ -277,7 +290,7 @@ class RowsEngine:
             turn.count(run, "unknown", -1)
             task.status = RowStatus.OPEN
         if event.answer is not Answer.UNKNOWN:
-            turn.calls.setdefault(run, Counter())[mark.value] += 1
+            turn.called(run, mark)
         cell.mark, cell.fault = mark, event.fault
         match event.answer:
             case Answer.COMPLETED | Answer.NO_RESULT:
@@ -332,6 +345,9 @@ class RowsEngine:
         )
         turn.records.put(record_key(SHEET, dataset, task.row.key), sheet)
         turn.outbox.public.append(self._published(turn, dataset, task.row.key, sheet))
+        if status is not RowStatus.UNKNOWN:
+            # The sheet has it all; of the task only its identity is needed from here on.
+            task.row, task.cells = AddedRow(task.row.position, task.row.key, b""), {}
 
     def _published(self, turn: _Turn, dataset: str, key: str, sheet: SheetRow) -> PublicEvent:
         cells = {}
@@ -372,7 +388,7 @@ class RowsEngine:
             cell = task.cells[column.name]
             call = call_of(run, task.row.key, column.name, task.refreshed)
             if cell.receipt is not None:
-                partition = address.spread(column.lane, turn.context.partitions)
+                partition = _lane_partition(column.lane, turn.context.partitions)
                 turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt, call))
             cell.status = CellStatus.SKIPPED
             task.status = RowStatus.SKIPPED
@@ -386,13 +402,13 @@ class RowsEngine:
         changed = turn.rows.get(run)
         if changed:
             share.rows = RowCounts(
-                **{name: getattr(share.rows, name) + changed[name] for name in RowCounts.__struct_fields__}
+                **{name: getattr(share.rows, name) + changed.get(name, 0) for name in RowCounts.__struct_fields__}
             )
             share.dirty = True
         calls = turn.calls.get(run)
         if calls:
             share.calls = CallCounts(
-                **{name: getattr(share.calls, name) + calls[name] for name in CallCounts.__struct_fields__}
+                **{name: getattr(share.calls, name) + calls.get(name, 0) for name in CallCounts.__struct_fields__}
             )
             share.dirty = True
         turn.records.put(record_key(SHARE, run), share)

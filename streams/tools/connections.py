@@ -1,18 +1,19 @@
-"""The connections to one provider: httpx's requests over aiohttp's pool, under our rules for what is resent and what is believed.
+"""The connections to one provider: an httpx transport on aiohttp's pool, with our rules for what is resent and believed.
 
-Only here is a failure of either library judged: before anything was sent, or perhaps after. Nothing is logged, followed, remembered
-(cookies) or sent a second time. httpx's client is left out on purpose: it logs every URL, and its own pool does a tenth of the calls.
+Only here is a failure of either library judged: before anything was sent, or perhaps after. Nothing is logged, followed,
+remembered (cookies) or sent a second time.
 """
 
 from __future__ import annotations
 
+import functools
 import ssl
 import zlib
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from streams.errors import PaidonceError
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
-#: An idle connection is not kept longer: servers close theirs (gunicorn after 2 s, Node and uvicorn after 5), and a call that meets the
-#: close on its way is doubtful, for good if its tool may not be repeated. A new connection costs milliseconds.
+#: An idle connection is not kept longer. Servers close theirs too (gunicorn after 2 s, Node and uvicorn after 5), and a call
+#: that meets that close half-way is doubtful, for good if its tool may not be repeated. A new connection costs milliseconds.
 IDLE_SECONDS: Final = 1.5
-#: No provider takes longer to accept a connection; at most half a call's time, so that this always ends first and proves "not sent".
+#: No provider takes longer to accept a connection.
 CONNECT_SECONDS_MAX: Final = 10.0
-#: Connections in a row that were spoilt before their first request.
+#: Connections in a row on which the other side spoke first.
 SPOILT_MAX: Final = 8
 
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -35,7 +36,7 @@ _GZIP_MARK: Final = b"\x1f"
 
 
 class NothingSent(PaidonceError):
-    """The provider was not reached: not a byte of the request left, so it is not billed."""
+    """The provider was not reached: not a byte of the request left, so nothing is billed."""
 
 
 class AnswerLost(PaidonceError):
@@ -47,39 +48,38 @@ class BadAnswer(PaidonceError):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A pool that gives out no connection on which something was already said.
+    """A pool whose failures prove that nothing was sent, and that gives out no connection on which something was already said.
 
-    aiohttp looks only whether a pooled connection is still open. If the provider answered once too often, what lies there would be
-    taken for the answer to the next call: one member's result for another's.
+    aiohttp looks only whether a kept connection is still open. If the provider answered once too often, what lies there would
+    be taken for the answer to the next call: one member's result for another's.
     """
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
-        for _ in range(SPOILT_MAX):
-            connection = await super().connect(req, traces, timeout)
-            if connection.protocol is not None and not connection.protocol.should_close:
-                return connection
-            connection.close()
+        try:
+            for _ in range(SPOILT_MAX):
+                connection = await super().connect(req, traces, timeout)
+                if connection.protocol is not None and not connection.protocol.should_close:
+                    return connection
+                connection.close()
+        except aiohttp.ClientConnectorError as error:  # name, address, TLS
+            raise NothingSent(str(error.os_error)) from error
+        except TimeoutError as error:
+            raise NothingSent("no connection in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NothingSent(_name(error)) from error
         raise NothingSent("it speaks before it is asked")
 
 
 async def _judge(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-    """Make one attempt and judge its failure where aiohttp's own classes are still to be seen.
+    """Make one attempt; where it fails now, with a connection, the request may have arrived.
 
-    A middleware for two reasons. Above it aiohttp sends a GET or PUT again when a kept connection breaks, which would be paid for
-    twice (case_A2); it does so only for its own classes. And httpx_aiohttp turns "the server hung up" into httpx.ConnectTimeout, as if
-    nothing had been sent.
+    As a middleware, for above it aiohttp sends a GET or PUT again when a kept connection breaks, which may be paid for twice
+    (case_A2). It does so for its own errors only.
     """
     try:
-        response = await send(request)
-    except aiohttp.ClientConnectorError as error:
-        raise NothingSent(str(error.os_error)) from error
-    except aiohttp.ConnectionTimeoutError as error:
-        raise NothingSent("no connection in time") from error
+        return await send(request)
     except (aiohttp.ClientError, OSError) as error:
         raise AnswerLost(_name(error)) from error
-    if not (response.reason or "").isascii():
-        response.reason = ""  # httpx_aiohttp fails on the reason phrases of some servers, once all is paid
-    return response
 
 
 def _name(error: BaseException) -> str:
@@ -87,40 +87,85 @@ def _name(error: BaseException) -> str:
     return type(error).__name__
 
 
-class Connections:
-    """The connections to one provider; opened when first needed, in the loop that is running then."""
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, response: ClientResponse) -> None:
+        self._response = response
 
-    def __init__(self, *, connections_max: int, tls: ssl.SSLContext | None) -> None:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return aiter(self._response.content.iter_any())
+
+    async def aclose(self) -> None:
+        # A connection whose body was read to its end is back in the pool by now; any other one is closed.
+        self._response.close()
+
+
+class Connections(httpx.AsyncBaseTransport):
+    """The connections to one provider; opened when first needed, in the loop that is running then.
+
+    httpx's own pool makes a tenth of the calls a second. The package httpx_aiohttp (0.2) has this same pool; but it reports a
+    server that hung up after the request as httpx.ConnectTimeout, as if nothing had been sent, and it fails on a reason phrase
+    that is not UTF-8, when all is paid. httpx's client is left out because it logs every URL.
+    """
+
+    def __init__(self, *, headers: Mapping[str, str], connections_max: int, tls: ssl.SSLContext | None) -> None:
+        self._headers = headers
         self._connections_max = connections_max
         self._tls = tls
-        # Given a context the transport makes none of its own, which takes 50 ms; the session below is what counts.
-        self._transport = AiohttpTransport(verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), client=self._session)
-
-    def _session(self) -> aiohttp.ClientSession:
-        connector = _Connector(
-            limit=self._connections_max,
-            keepalive_timeout=IDLE_SECONDS,
-            ssl=self._tls or True,
-        )
-        return aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), middlewares=(_judge,), trust_env=False
-        )
+        self._session: aiohttp.ClientSession | None = None
 
     async def send(
-        self, method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], body: bytes | None, connect_seconds: float
+        self, method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], body: bytes, connect_seconds: float
     ) -> httpx.Response:
-        """Send one request; its answer's body is still to be read, and the response to be closed.
+        """Send one request, ``headers`` beside the fixed ones. The answer's body is still to be read, and it to be closed.
 
         Raises ``NothingSent`` or ``AnswerLost``. The total time is the caller's to limit, by cancelling.
         """
-        # "pool" is aiohttp's time for getting a connection, a new one or one from the pool.
-        extensions = {"timeout": {"pool": connect_seconds}}
-        request = httpx.Request(method, url, headers=headers, content=body, extensions=extensions)
-        return await self._transport.handle_async_request(request)
+        # Given as a stream, a body comes without httpx's own headers: they take 30 µs, and aiohttp makes them too.
+        extensions = {"timeout": {"connect": connect_seconds}}
+        request = httpx.Request(method, url, headers=headers, stream=httpx.ByteStream(body), extensions=extensions)
+        request.read()
+        return await self.handle_async_request(request)
 
-    async def close(self) -> None:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See ``send``; the request's content must have been read."""
+        session = self._session
+        if session is None:
+            session = self._session = self._opened()
+        response = await session.request(
+            request.method,
+            str(request.url),
+            headers=[(name.decode("ascii"), value.decode("ascii")) for name, value in request.headers.raw],
+            data=request.content or None,
+            allow_redirects=False,
+            auto_decompress=False,
+            timeout=_timeout(request.extensions["timeout"]["connect"]),
+        )
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+
+    def _opened(self) -> aiohttp.ClientSession:
+        connector = _Connector(limit=self._connections_max, keepalive_timeout=IDLE_SECONDS, ssl=self._tls or True)
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            middlewares=(_judge,),
+            trust_env=False,
+        )
+
+    async def aclose(self) -> None:
         """Close all connections; calls on them end as lost."""
-        await self._transport.aclose()
+        if self._session is not None:
+            await self._session.close()
+
+
+@functools.lru_cache(maxsize=64)
+def _timeout(connect_seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(connect=connect_seconds)
+
+
+def header_values(response: httpx.Response, name: bytes) -> list[str]:
+    """The values of a header, ``name`` in lower case, one by one. Not by httpx, which first tries encodings on all."""
+    return [value.decode("latin-1") for key, value in response.headers.raw if key.lower() == name]
 
 
 async def read_body(response: httpx.Response, bytes_max: int) -> bytes:
@@ -138,34 +183,34 @@ async def read_beginning(response: httpx.Response, bytes_max: int) -> bytes:
 
 
 async def _read(response: httpx.Response, bytes_max: int) -> tuple[bytes, bool]:
-    """At most ``bytes_max`` bytes, and whether that is all. It never holds more, however small the packed body is (case_G3)."""
-    opened = _opener(response.headers.get("content-encoding", ""))
+    """At most ``bytes_max`` bytes, and whether that is all. No more is ever held, however small a body was packed (case_G3)."""
+    opener = _opener(header_values(response, b"content-encoding"))
     body = bytearray()  # a list of pieces would take many times their size, where a server sends them byte by byte
     assert isinstance(response.stream, httpx.AsyncByteStream)
     try:
         async for piece in response.stream:
-            body += piece if opened is None else opened.feed(piece, bytes_max + 1 - len(body))
+            body += piece if opener is None else opener.feed(piece, bytes_max + 1 - len(body))
             if len(body) > bytes_max:
                 return bytes(body[:bytes_max]), False
-    except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError) as error:
         raise AnswerLost(_name(error)) from error
-    if opened is not None and not opened.is_complete:
+    if opener is not None and not opener.is_complete:
         raise BadAnswer("the answer's gzip data are cut off")
     return bytes(body), True
 
 
-def _opener(encoding: str) -> _Gunzip | None:
-    match encoding.strip().lower():
-        case "" | "identity":
+def _opener(encodings: list[str]) -> _Gunzip | None:
+    match [encoding.strip().lower() for encoding in encodings]:
+        case [] | [""] | ["identity"]:
             return None
-        case "gzip" | "x-gzip":
+        case ["gzip"] | ["x-gzip"]:
             return _Gunzip()
         case _:
-            raise BadAnswer(f"the answer's encoding is {encoding!r:.40}, and gzip was asked for")
+            raise BadAnswer(f"the answer's encoding is {', '.join(encodings)!r:.40}, and gzip was asked for")
 
 
 class _Gunzip:
-    """Opens gzip piece by piece, never more than there is room for. httpx's own decoder opens a piece whatever becomes of it."""
+    """Opens gzip piece by piece, never more than there is room for; httpx's decoder opens a piece whatever becomes of it."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(wbits=_GZIP)
@@ -177,11 +222,11 @@ class _Gunzip:
         return self._stream.eof or not self._begun
 
     def feed(self, piece: bytes, room: int) -> bytes:
-        """Open a piece into at most ``room`` bytes (from 1); what does not fit is lost, so who gets a full room should stop."""
+        """Open a piece into at most ``room`` bytes, from 1. What does not fit is lost, so who gets a full room must stop."""
         self._begun = True
         opened = b""
         try:
-            while piece and len(opened) < room:  # a length of 0 would mean "no limit" to zlib
+            while piece and len(opened) < room:  # to zlib a length of 0 would mean "no limit"
                 if self._stream.eof:
                     if not piece.startswith(_GZIP_MARK):
                         break  # padding

@@ -1,7 +1,7 @@
-"""Calls providers over HTTP: one physical call in, one outcome per member out, with a verdict on whether it may have been billed.
+"""Calls providers over HTTP: one physical call in, one outcome per member out, with a verdict on whether it was billed.
 
-Between the dispatcher and the socket. It never raises (save for cancelling), never sends twice, follows no redirects, and puts no
-secret, header, query or unbounded body into a fault; nothing here is logged.
+Between the dispatcher and the socket. It never raises (save for cancelling), never sends twice, follows no redirects, and puts
+no secret, header, query or unbounded body into a fault; nothing here is logged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
 
 import httpx
@@ -28,12 +28,13 @@ from streams.tools.connections import (
     BadAnswer,
     Connections,
     NothingSent,
+    header_values,
     read_beginning,
     read_body,
 )
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, query_of, single_outcome, split, steps_of
-from streams.tools.secrets import excerpt, redact
+from streams.tools.secrets import excerpt, redact, resolve_all
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
 EXPLANATION_SECONDS: Final = 2.0
@@ -41,12 +42,13 @@ EXPLANATION_SECONDS: Final = 2.0
 _Header: TypeAlias = tuple[bytes, bytes]
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]*")
-_HEADERS: Final[tuple[_Header, ...]] = (
-    (b"Accept", b"application/json"),
+_HEADERS: Final[dict[str, str]] = {
+    "Accept": "application/json",
     # Nothing but gzip: the only packing that is opened under a limit here.
-    (b"Accept-Encoding", b"gzip"),
-    (b"User-Agent", b"paidonce"),
-)
+    "Accept-Encoding": "gzip",
+    "User-Agent": "paidonce",
+}
+_CONTENT_TYPE: Final[_Header] = (b"Content-Type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,6 @@ class _Tool:
     many: _Target
     form: BatchForm | None
     result: Steps
-    headers: tuple[_Header, ...] = field(repr=False)
     key_header: bytes | None
     id_header: bytes
     seconds: float
@@ -82,8 +83,8 @@ class _Request:
 
     target: _Target
     url: httpx.URL
-    headers: list[_Header] = field(repr=False)
-    body: bytes | None = field(repr=False)
+    headers: list[_Header]
+    body: bytes
 
 
 @dataclass(slots=True)
@@ -104,22 +105,23 @@ class _Answer:
 class HttpCaller:
     """The ``Caller`` for the HTTP providers of a providers file.
 
-    ``secrets`` holds the secret of each provider with ``auth``, by its name (`secrets.resolve_all`). An answer may have at most
-    ``response_bytes_max`` bytes once decoded; no call takes longer than its tool's time or ``call_seconds``, connecting included.
+    ``environment`` is where ``env:`` secrets are looked up, all of them at once. An answer may have at most
+    ``response_bytes_max`` bytes once decoded; no call takes longer than its tool's time or ``call_seconds``, all included.
     ``tls`` is for providers that need other certificates than the usual ones; ``now`` is Unix time, for a Retry-After date.
-    Raises ``ConfigurationError`` for what could not be called.
+    Raises ``ConfigurationError`` for a missing secret and for what could not be called.
     """
 
     def __init__(
         self,
         providers: Providers,
-        secrets: Mapping[str, str],
         *,
+        environment: Mapping[str, str],
         response_bytes_max: int = 64 << 20,
         call_seconds: float = 900.0,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        secrets = resolve_all(providers, environment)
         self._secrets = tuple(secrets.values())
         self._response_bytes_max = response_bytes_max
         self._now = now
@@ -129,23 +131,15 @@ class HttpCaller:
         for provider_name, provider in providers.providers.items():
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
-            connections = Connections(connections_max=provider.pace.concurrency, tls=tls)
+            headers = _fixed_headers(provider_name, provider, secrets)
+            connections = Connections(headers=headers, connections_max=provider.pace.concurrency, tls=tls)
             self._connections.append(connections)
-            headers = _fixed_headers(provider_name, provider, secrets.get(provider_name))
             for tool_name, form in provider.tools.items():
                 name = f"{provider_name}.{tool_name}"
                 seconds = min(form.timeout_seconds, call_seconds)
-                self._tools[name] = self._tool(name, provider, form, headers, seconds, connections)
+                self._tools[name] = self._tool(name, provider, form, seconds, connections)
 
-    def _tool(
-        self,
-        name: str,
-        provider: Provider,
-        form: ToolForm,
-        headers: tuple[_Header, ...],
-        seconds: float,
-        connections: Connections,
-    ) -> _Tool:
+    def _tool(self, name: str, provider: Provider, form: ToolForm, seconds: float, connections: Connections) -> _Tool:
         if form.method == "GET" and form.batch is not None:
             raise ConfigurationError(f"tool {name}: a GET has no body to carry a batch; use POST or remove batch")
         single = self._target(provider.url + form.path)
@@ -157,17 +151,20 @@ class HttpCaller:
             many=single if batch_path is None else self._target(provider.url + batch_path),
             form=form.batch,
             result=steps_of(form.result),
-            headers=headers if form.method == "GET" else (*headers, (b"Content-Type", b"application/json")),
             key_header=provider.idempotency_header.encode() if provider.idempotency_header else None,
             id_header=provider.request_id_header.encode(),
             seconds=seconds,
+            # Half at most, so that it ends before the whole time does: then it is proven that nothing was sent.
             connect_seconds=min(CONNECT_SECONDS_MAX, seconds / 2),
             repeat=form.repeat,
             connections=connections,
         )
 
     def _target(self, url: str) -> _Target:
-        parsed = httpx.URL(url).copy_with(fragment=None)
+        try:
+            parsed = httpx.URL(url).copy_with(fragment=None)
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"{redact(url, self._secrets)!r:.200} is no URL: {error}") from error
         return _Target(parsed, redact(str(parsed.copy_with(query=None)), self._secrets))
 
     async def call(self, call: ProviderCall) -> CallReport:
@@ -192,7 +189,7 @@ class HttpCaller:
         """Close all connections; calls in flight end as doubtful, later ones are not done."""
         self._closed = True
         for connections in self._connections:
-            await connections.close()
+            await connections.aclose()
 
     async def _outcomes(self, tool: _Tool, call: ProviderCall, request: _Request, answer: _Answer) -> tuple[MemberOutcome, ...]:
         outcomes: tuple[MemberOutcome, ...] = ()
@@ -220,13 +217,12 @@ class HttpCaller:
         return self._told(tool, f"HTTP {answer.status} from {request.target.place}", outcomes)
 
     async def _exchange(self, tool: _Tool, request: _Request, answer: _Answer) -> None:
-        """Send the request and note the answer as it arrives. Raises what `connections` raises, once there is no status or a good one."""
+        """Send the request and note the answer as it arrives. Raises what `connections` raises, unless the answer is a no."""
         response = await tool.connections.send(tool.method, request.url, request.headers, request.body, tool.connect_seconds)
         try:
-            waits = response.headers.get_list("retry-after")
-            if waits:
-                answer.retry_after_seconds = parse_retry_after(waits, self._now())
             answer.status = response.status_code
+            waits = [] if response.is_success else header_values(response, b"retry-after")
+            answer.retry_after_seconds = parse_retry_after(waits, self._now()) if waits else None
             answer.rule = rule(answer.status, has_retry_after=answer.retry_after_seconds is not None)
             if not answer.is_no:
                 answer.body = await read_body(response, self._response_bytes_max)
@@ -253,9 +249,11 @@ class HttpCaller:
 
 def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome, ...]:
     """What to send for a call, or the outcomes of its members where nothing can be sent."""
-    headers = [*tool.headers, (tool.id_header, call.request_id.encode())]
+    headers = [(tool.id_header, call.request_id.encode())]
     if tool.key_header is not None:
         headers.append((tool.key_header, call.idempotency_key.encode()))
+    if tool.method != "GET":
+        headers.append(_CONTENT_TYPE)
     if call.batched and tool.form is not None:
         body = batch_body(tool.form, call.members)
         return _Request(tool.many, tool.many.url, headers, body) if isinstance(body, bytes) else body
@@ -270,7 +268,7 @@ def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome,
         return (query,)
     own = tool.single.url.query
     url = tool.single.url.copy_with(query=b"&".join(part for part in (own, query.encode()) if part) or None)
-    return _Request(tool.single, url, headers, None)
+    return _Request(tool.single, url, headers, b"")
 
 
 def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
@@ -278,8 +276,8 @@ def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
     said = answer.body.decode("utf-8", "replace").strip() or judged.reason
     kind = judged.kind
     if answer.status == 409 and tool.repeat is Repeat.WITH_KEY:
-        # So answers a provider that still works under this key, for an earlier try whose answer was lost. That will be billed, and
-        # asking again under the key is the way to its result.
+        # So answers a provider that still works under this key, for an earlier try whose answer was lost. That will be billed,
+        # and asking again under the key is the way to its result.
         kind = Kind.DOUBTFUL
     match kind:
         case Kind.REFUSED:
@@ -294,21 +292,21 @@ def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
             assert_never(kind)
 
 
-def _fixed_headers(name: str, provider: Provider, secret: str | None) -> tuple[_Header, ...]:
+def _fixed_headers(name: str, provider: Provider, secrets: Mapping[str, str]) -> dict[str, str]:
     """The headers that all calls to a provider have in common, after a check that all of them can be sent."""
     if provider.base_url.username or provider.base_url.password:
         raise ConfigurationError(f"provider {name}: base_url holds a user or password; use auth instead")
-    headers = _HEADERS
+    if provider.base_url.query or provider.base_url.fragment:
+        raise ConfigurationError(f"provider {name}: base_url ends in a query or fragment; put a query into the tools' paths")
+    headers = dict(_HEADERS)
     names = [provider.request_id_header, *([provider.idempotency_header] if provider.idempotency_header else [])]
     if provider.auth is not None:
         auth = provider.auth
-        if not secret:
-            raise ConfigurationError(f"provider {name}: the secret {auth.secret} was not resolved")
-        value = f"{auth.scheme} {secret}" if auth.scheme else secret
+        value = f"{auth.scheme} {secrets[name]}" if auth.scheme else secrets[name]
         if not _HEADER_VALUE.fullmatch(value):
             raise ConfigurationError(f"provider {name}: auth holds a character that no HTTP header can carry")
         names.append(auth.header)
-        headers = (*headers, (auth.header.encode(), value.encode()))
+        headers[auth.header] = value
     for header in names:
         if not _HEADER_NAME.fullmatch(header):
             raise ConfigurationError(f"provider {name}: {header!r} is no name for an HTTP header")

@@ -1,7 +1,7 @@
 """What goes into a provider's call and what comes out of it: members to one payload, one answer to an outcome per member.
 
-Pure. Numbers pass digit for digit (case_D3). Above all it never gives a member its neighbour's result (B6); messages here hold the
-provider's own words in full, so whoever makes faults public hides secrets and cuts them.
+Pure. Numbers pass digit for digit (case_D3), and above all no member gets its neighbour's result (B6). Faults made here hold
+the provider's own words; whoever makes them public hides secrets and cuts them (`secrets.excerpt`).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def query_of(member: CallMember) -> str | Refused:
 def batch_body(form: BatchForm, members: tuple[CallMember, ...]) -> bytes | tuple[MemberOutcome, ...]:
     """The body of a batch's call, the same bytes for the same members: the key that it is sent under stands for them.
 
-    With ``match_key`` each input carries its receipt in that field, in place of a field of that name of its own. An input that cannot
-    carry it is refused, and its companions are not done: outcomes instead of a body say that nothing may be sent.
+    With ``match_key`` each input carries its receipt in that field, in place of a field of that name of its own. An input that
+    cannot carry it is refused, and its companions are not done: outcomes instead of a body say that nothing may be sent.
     """
     inputs: list[object] = []
     refused: dict[int, Refused] = {}
@@ -102,7 +102,7 @@ def _bad_input(message: str) -> Refused:
 
 
 def single_outcome(body: bytes, result: Steps) -> MemberOutcome:
-    """The outcome of a call for one: the output at the path ``result``, ``null`` for an empty body or where the path leads nowhere."""
+    """The outcome of a call for one: what stands at ``result``; ``null`` for an empty body or where the path leads nowhere."""
     answer = _parsed(body)
     return answer if isinstance(answer, Doubtful) else _output(value_at(answer, result))
 
@@ -110,12 +110,12 @@ def single_outcome(body: bytes, result: Steps) -> MemberOutcome:
 def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tuple[MemberOutcome, ...]:
     """The outcome of each member of a batch, in order (B4, B6). An empty body (204) is no result for all.
 
-    A batch that was answered was billed, so what cannot be told apart is doubtful rather than refused: a refusal would be asked again.
+    A batch that was answered was billed, so what cannot be told apart is doubtful and not refused, which says "not billed".
 
-    - By key (``match_key``): a member without a result has no result; results without a member are dropped; a key that comes twice
-      makes that one member doubtful (``duplicate_results``), for either result may be the wrong one.
-    - By position: with too few or too many results nobody knows which is missing or added, and to take any would risk a neighbour's.
-      So all are doubtful (``results_mismatch``).
+    - By key (``match_key``): a member without a result has no result; results without a member are dropped; a key that comes
+      twice makes that one member doubtful (``duplicate_results``), for either result may be the wrong one.
+    - By position: with too few or too many results nobody knows which is missing or added, and to take any would risk a
+      neighbour's. So all are doubtful (``results_mismatch``).
     """
     answer = _parsed(body)
     if isinstance(answer, Doubtful):
@@ -178,8 +178,9 @@ def _error_text(error: JsonValue) -> str:
 def _parsed(body: bytes) -> JsonValue | Doubtful:
     """The answer's JSON. Junk is doubtful and never completed.
 
-    case_E3 would have it *failed*, to be called again by the next run; but a provider that answers 200 may have billed, and for a tool that
-    must not be repeated (U1) that would pay twice. So the tool decides: one that may be repeated is called again, any other is unknown.
+    case_E3 would have it *failed*, to be called again by the next run; but a provider that answers 200 may have billed, and for
+    a tool that must not be repeated (U1) that would pay twice. So the tool decides: one that may be repeated is called again,
+    any other is unknown.
     """
     text = body.removeprefix(_BYTE_ORDER_MARK).strip()  # some servers write the mark; what was paid for is not lost over it
     if not text:

@@ -22,7 +22,8 @@ _HIDDEN: Final = "[secret]"
 def resolve(reference: str, environment: Mapping[str, str]) -> str:
     """The secret behind ``env:NAME`` or ``file:/path``, without white space around it.
 
-    Raises ``ConfigurationError`` naming the reference, never the value, where it is unset, unreadable, empty or no header could hold it.
+    Raises ``ConfigurationError`` naming the reference, never the value, where it is unset, unreadable, empty or more than a
+    header can hold.
     """
     kind, _, name = reference.partition(":")
     if kind == "env":
@@ -52,7 +53,7 @@ def _read(reference: str, path: Path) -> str:
 
 
 def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[str, str]:
-    """The secrets of all providers that have one, by provider name; raises ``ConfigurationError`` for the first that is missing."""
+    """The secrets of all providers that have one, by the provider's name; raises ``ConfigurationError`` as `resolve` does."""
     return {
         name: resolve(provider.auth.secret, environment)
         for name, provider in providers.providers.items()

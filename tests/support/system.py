@@ -1,0 +1,228 @@
+"""One system on the test broker: topics and group of its own, a sandbox that bills, and worker processes that can be killed.
+
+For tests with real parts. Nothing here knows what a test expects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from schemas.plays import Play
+from schemas.progress import MapProgress, RunEvent
+from streams.broker import topics
+from streams.client import Client
+from streams.sandbox import SandboxProcess
+from streams.settings import Settings
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parent.parent.parent
+KEY = "test-key"
+
+PROVIDERS = """
+[providers.sandbox]
+base_url = "{url}"
+auth = {{ secret = "env:SANDBOX_KEY" }}
+pace = {{ concurrency = {concurrency}{rate} }}
+
+[providers.sandbox.tools.email]
+path = "/v1/email/check"
+repeat = "{repeat}"
+price = {{ per_result = 0.004 }}
+timeout_seconds = {timeout}
+
+[providers.sandbox.tools.emails]
+path = "/v1/email/check"
+repeat = "{repeat}"
+price = {{ per_result = 0.004 }}
+timeout_seconds = {timeout}
+[providers.sandbox.tools.emails.batch]
+path = "/v1/email/check/batch"
+size_max = {size}
+window_ms = 50
+match_key = "id"
+"""
+
+
+def play(tool: str = "email", *, name: str = "contacts") -> Play:
+    """A play with one column that checks ``row.email``; rows are identified by ``id``."""
+    return Play.model_validate(
+        {
+            "name": name,
+            "key": ["id"],
+            "columns": [{"name": "check", "tool": f"sandbox.{tool}", "input": {"email": "{{ row.email }}"}}],
+        }
+    )
+
+
+def people(count: int, *, tag: str = "p") -> list[dict[str, str]]:
+    """Rows that are all different."""
+    return [{"id": f"{tag}{index}", "email": f"{tag}{index}@example.com"} for index in range(count)]
+
+
+class WorkerProcess:
+    """A worker in a process of its own, with its own data folder."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], command: Iterable[str]) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._environment = dict(environment)
+        self._command = list(command)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **settings: object) -> Self:
+        """Start it; ``settings`` override those of the system (``kill_at="dispatcher:called"``)."""
+        extra = {f"PAIDONCE_{name.upper()}": str(value) for name, value in settings.items()}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env={**self._environment, **extra}, stdout=log, stderr=log, cwd=ROOT
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """SIGTERM, without waiting."""
+        assert self.process is not None
+        self.process.terminate()
+
+    def wait(self, seconds: float = 30.0) -> int:
+        """Its exit code, once it has ended by itself."""
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def text(self) -> str:
+        """What it has logged."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def wait_ready(self, seconds: float = 30.0) -> Self:
+        """Wait until it owns partitions (``owns`` in its log since the last start)."""
+        wait_until(f"{self.name} owns partitions: {self.text()[-2000:]}", lambda: "owns 0" in self.text() or "owns" in self.text(), seconds=seconds)
+        return self
+
+    def end(self) -> None:
+        """Make sure that it is gone; a stopped process is continued first."""
+        if self.running:
+            self.resume()
+            self.kill()
+
+
+class System:
+    """Everything a run needs, in ``folder``; an async context manager."""
+
+    def __init__(self, bootstrap: str, folder: Path, *, partitions: int = 4, **settings: Any) -> None:
+        self.name = f"t{uuid.uuid4().hex[:10]}"
+        self.folder = folder
+        self.partitions = partitions
+        self.providers = folder / "providers.toml"
+        self.workers: dict[str, WorkerProcess] = {}
+        self.sandbox: SandboxProcess | None = None
+        self._settings: dict[str, Any] = {
+            "app": self.name,
+            "topic_prefix": f"{self.name}.",
+            "broker": bootstrap,
+            "partitions": partitions,
+            "lease_seconds": 3,
+            "session_seconds": 3,
+            "grace_seconds": 5,
+            **settings,
+        }
+
+    @property
+    def settings(self) -> Settings:
+        """Settings for a client in the test's own process."""
+        return Settings(**self._settings, data=self.folder / "client", providers=self.providers)
+
+    async def __aenter__(self) -> Self:
+        await topics.apply(self.settings.connection(), self.name, self.partitions, 1, f"{self.name}.")
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        for worker in self.workers.values():
+            worker.end()
+        if self.sandbox is not None:
+            self.sandbox.stop()
+
+    def start_sandbox(
+        self,
+        *,
+        repeat: str = "with-key",
+        concurrency: int = 8,
+        rate: str = "",
+        size: int = 20,
+        timeout: float = 30.0,
+        **options: Any,
+    ) -> SandboxProcess:
+        """Start the provider and write the providers file; ``options`` are those of ``SandboxProcess``."""
+        self.sandbox = SandboxProcess(api_key=KEY, bill=self.folder / "bill.csv", **options).start()
+        self.providers.write_text(
+            PROVIDERS.format(
+                url=self.sandbox.url, repeat=repeat, concurrency=concurrency, rate=rate, size=size, timeout=timeout
+            )
+        )
+        return self.sandbox
+
+    def worker(self, name: str = "w1", **settings: object) -> WorkerProcess:
+        """Start a worker; the same name is the same data folder."""
+        environment = {
+            **os.environ,
+            "SANDBOX_KEY": KEY,
+            "PYTHONUNBUFFERED": "1",
+            **{f"PAIDONCE_{key.upper()}": str(value) for key, value in self._settings.items()},
+            "PAIDONCE_PROVIDERS": str(self.providers),
+            "PAIDONCE_DATA": str(self.folder / name),
+        }
+        worker = self.workers.get(name)
+        if worker is None:
+            command = [sys.executable, "-m", "streams.cli", "worker"]
+            worker = self.workers[name] = WorkerProcess(name, self.folder, environment, command)
+        return worker.start(**settings)
+
+    async def finish(self, client: Client, run: str, *, seconds: float = 60.0) -> tuple[RunEvent, list[MapProgress]]:
+        """Wait for the end of a run: its terminal event, and all samples of its progress."""
+        samples: list[MapProgress] = []
+
+        async def read() -> RunEvent:
+            async for event in client.progress(run):
+                if isinstance(event, RunEvent) and event.terminal:
+                    return event
+                if isinstance(event, MapProgress):
+                    samples.append(event)
+            raise AssertionError(f"the progress of {run} ended without a terminal event")
+
+        try:
+            return await asyncio.wait_for(read(), seconds), samples
+        except TimeoutError:
+            logs = "\n".join(f"--- {worker.name}\n{worker.text()[-3000:]}" for worker in self.workers.values())
+            last = samples[-1].message if samples else "no progress at all"
+            raise AssertionError(f"{run} did not end in {seconds:g} s; {last}\n{logs}") from None
