@@ -99,9 +99,7 @@ def receipt_key(
     ).key(text)
 
 
-def auth_scope_digest(
-    *, provider: str, base_url: str, secret_reference: str | None, account: str | None
-) -> str:
+def auth_scope_digest(*, provider: str, base_url: str, secret_reference: str | None, account: str | None) -> str:
     """Name the credentials that a tool would use, never the secret: a rotated secret keeps the name (K3).
 
     secret_reference: where the secret is kept (`env:ACME_KEY`), not what it is. account: the tenant at the
@@ -128,9 +126,7 @@ def window_index(epoch_seconds: int, stale_after_seconds: int | None) -> int | N
     if stale_after_seconds is None:
         return None
     if stale_after_seconds < 1:
-        raise Unaddressable(
-            "stale_after_seconds", f"{stale_after_seconds}; expected 1 or more (0 has no receipt)"
-        )
+        raise Unaddressable("stale_after_seconds", f"{stale_after_seconds}; expected 1 or more (0 has no receipt)")
     return epoch_seconds // stale_after_seconds
 
 
@@ -231,9 +227,7 @@ def row_key(dataset: str, key_columns: Sequence[str], row: Mapping[str, object])
         value = row.get(column)
         if value is None:
             what = "null" if column in row else "missing"
-            raise Unaddressable(
-                column, f"{what} in the row, though it is a key column of dataset {dataset!r}"
-            )
+            raise Unaddressable(column, f"{what} in the row, though it is a key column of dataset {dataset!r}")
         explicit[column] = value
     return _digest_of("row-key", dataset, canonical(explicit))
 
@@ -294,13 +288,9 @@ def _service(base_url: str) -> str:
         parts = urlsplit(base_url)
         port = parts.port
     except ValueError:
-        raise Unaddressable(
-            "base_url", "is no URL; expected for example https://api.example.com/v2"
-        ) from None
+        raise Unaddressable("base_url", "is no URL; expected for example https://api.example.com/v2") from None
     if not parts.scheme or (parts.scheme in _PORTS and not parts.hostname):
-        raise Unaddressable(
-            "base_url", "has no scheme or no host; expected for example https://api.example.com"
-        )
+        raise Unaddressable("base_url", "has no scheme or no host; expected for example https://api.example.com")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise Unaddressable("base_url", "has a user, a query or a fragment, where secrets hide")
     host = parts.netloc.lower()

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 
-class Repeat(str, enum.Enum):
+class Repeat(enum.StrEnum):
     """How a tool may be called again after an ambiguous end (U1)."""
 
     NEVER = "never"
@@ -73,7 +73,7 @@ class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
     columns: tuple[CompiledColumn, ...]
 
 
-class RunOpened(Event):
+class RunOpened(Event, frozen=True):
     """A run begins on this partition; always ahead of its rows in the same topic."""
 
     run: str
@@ -91,20 +91,20 @@ class AddedRow(msgspec.Struct, array_like=True, frozen=True):
     fields: bytes
 
 
-class RowsAdded(Event):
+class RowsAdded(Event, frozen=True):
     """Input lines of a run whose row keys live on this partition."""
 
     run: str
     rows: tuple[AddedRow, ...]
 
 
-class RunCancelled(Event):
+class RunCancelled(Event, frozen=True):
     """Nothing new may be asked for by this run."""
 
     run: str
 
 
-class RunClosing(Event):
+class RunClosing(Event, frozen=True):
     """All rows are accounted for: send the final counters and accept nothing more."""
 
     run: str
@@ -113,7 +113,7 @@ class RunClosing(Event):
 # --- tool-requests: rows -> receipts ------------------------------------------------------------------------
 
 
-class ToolRequested(Event):
+class ToolRequested(Event, frozen=True):
     """One cell asks for one receipt (R1)."""
 
     receipt: str
@@ -129,7 +129,7 @@ class ToolRequested(Event):
     refresh: str | None = None
 
 
-class CallWithdrawn(Event):
+class CallWithdrawn(Event, frozen=True):
     """The cell no longer waits for this receipt."""
 
     receipt: str
@@ -148,7 +148,7 @@ class ClaimedMember(msgspec.Struct, array_like=True, frozen=True):
     op: int
 
 
-class BatchClaimed(Event):
+class BatchClaimed(Event, frozen=True):
     """The dispatcher wants to make one provider call for these receipts under one lease."""
 
     lane: str
@@ -161,21 +161,21 @@ class BatchClaimed(Event):
     payload: tuple[ClaimedMember, ...] = ()
 
 
-class LeaseReleased(Event):
+class LeaseReleased(Event, frozen=True):
     """The owner gives attempts back: nothing was sent under this lease for these members."""
 
     lease: str
     members: tuple[ClaimedMember, ...]
 
 
-class LeaseExpired(Event):
+class LeaseExpired(Event, frozen=True):
     """The partition's owner judged that nobody renews this lease any more."""
 
     lease: str
     members: tuple[ClaimedMember, ...]
 
 
-class Probed(Event):
+class Probed(Event, frozen=True):
     """A mark its writer reads back to know that it has folded all that came before it; changes nothing."""
 
     probe: str
@@ -184,7 +184,7 @@ class Probed(Event):
 # --- lease-heartbeats ---------------------------------------------------------------------------------------
 
 
-class LeasesRenewed(Event):
+class LeasesRenewed(Event, frozen=True):
     """The calls under these leases are alive."""
 
     leases: tuple[str, ...]
@@ -226,7 +226,7 @@ class Ambiguous(msgspec.Struct, array_like=True, frozen=True, tag="ambiguous"):
 Outcome = Value | Failed | Retry | Ambiguous
 
 
-class AttemptEnded(Event):
+class AttemptEnded(Event, frozen=True):
     """How attempt ``n`` of a receipt ended."""
 
     receipt: str
@@ -236,7 +236,7 @@ class AttemptEnded(Event):
     outcome: Outcome
 
 
-class ReceiptResolved(Event):
+class ReceiptResolved(Event, frozen=True):
     """A person settled an unknown attempt (U3): as paid with its value, or as unpaid."""
 
     receipt: str
@@ -250,7 +250,7 @@ class ReceiptResolved(Event):
 # --- tool-results: receipts -> rows -------------------------------------------------------------------------
 
 
-class Answer(str, enum.Enum):
+class Answer(enum.StrEnum):
     """What a caller is told about its receipt."""
 
     COMPLETED = "completed"
@@ -259,7 +259,7 @@ class Answer(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Mark(str, enum.Enum):
+class Mark(enum.StrEnum):
     """How a value came to its caller (R8)."""
 
     LIVE = "live"
@@ -267,7 +267,7 @@ class Mark(str, enum.Enum):
     CACHE = "cache"
 
 
-class CallsAnswered(Event):
+class CallsAnswered(Event, frozen=True):
     """One receipt's outcome for callers on one partition."""
 
     receipt: str
@@ -306,7 +306,7 @@ class CallCounts(msgspec.Struct, array_like=True, frozen=True):
     cache: int = 0
 
 
-class RowsCounted(Event):
+class RowsCounted(Event, frozen=True):
     """Cumulative counters of one run on one partition; the newest replaces the older ones (I1)."""
 
     run: str
@@ -319,99 +319,6 @@ class RowsCounted(Event):
     #: The first failed rows of this partition: position, cell and message (M13).
     samples: tuple[tuple[int, str, str], ...] = ()
 
-
-# --- commands: judgements and timers of the partition's owner, journalled in its turn record -------------------
-
-
-class RecoveryEnded(Event):
-    """A new owner has read the table: take stock of what is open."""
-
-
-class CountersDue(Event):
-    """The counters of a run changed and were not published yet."""
-
-    run: str
-
-
-class ProgressDue(Event):
-    """The progress of a run changed, or its heartbeat is due."""
-
-    run: str
-
-
-class LeaseJudgedExpired(Event):
-    """No claim or heartbeat of this lease was seen for its time to live, with all topics read to their ends."""
-
-    lease: str
-    members: tuple[ClaimedMember, ...]
-
-
-class AnswersDue(Event):
-    """A receipt has more waiters to answer than one turn takes."""
-
-    receipt: str
-    after: str
-
-
-class RunRequested(Event):
-    """A run request as judged once by its shell: valid and compiled, or refused with every fault."""
-
-    run: str
-    org: str
-    digest: str
-    play: CompiledPlay | None
-    faults: tuple[str, ...] = ()
-    #: Rows given inline as exact JSON objects.
-    rows: tuple[bytes, ...] = ()
-    sealed: bool = True
-    expected: int | None = None
-    force: bool = False
-    force_tool_refresh: bool = False
-
-
-class RowsAppended(Event):
-    """A chunk of a run's input: position of its first row and the rows as exact JSON objects."""
-
-    run: str
-    first: int
-    rows: tuple[bytes, ...]
-    digest: str
-
-
-class RowsSealed(Event):
-    """A run's input is complete."""
-
-    run: str
-    total: int
-
-
-class CancelRequested(Event):
-    """A person wants a run to stop."""
-
-    run: str
-    who: str = ""
-
-
-class Misrouted(Event):
-    """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
-
-    run: str
-    topic: str
-    value: bytes
-
-
-Command = (
-    RecoveryEnded
-    | CountersDue
-    | ProgressDue
-    | LeaseJudgedExpired
-    | AnswersDue
-    | RunRequested
-    | RowsAppended
-    | RowsSealed
-    | CancelRequested
-    | Misrouted
-)
 
 EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "row-work": (RunOpened, RowsAdded),

@@ -105,7 +105,7 @@ class Provider(_Model):
     def _key_needs_header(self) -> Self:
         for name, tool in self.tools.items():
             if tool.repeat is Repeat.WITH_KEY and not self.idempotency_header:
-                raise ValueError(f"tool {name!r} has repeat = \"with-key\", but the provider has no idempotency_header")
+                raise ValueError(f'tool {name!r} has repeat = "with-key", but the provider has no idempotency_header')
             if not re.match(r"^/", tool.path):
                 raise ValueError(f"tool {name!r}: path must begin with '/', found {tool.path!r}")
         return self

@@ -62,18 +62,4 @@ class RunCancelled(_Request):
     who: str = ""
 
 
-class ReceiptResolved(_Request):
-    """A person settles an unknown cell (``operations``, U3): as paid with its value, or as unpaid."""
-
-    type: Literal["receipt_resolved"] = "receipt_resolved"
-    row: str
-    column: str
-    paid: bool
-    value: Any = None
-    who: str = ""
-    why: str = ""
-
-
-PublicRequest = Annotated[
-    RunRequested | RowsAppended | RowsSealed | RunCancelled | ReceiptResolved, Field(discriminator="type")
-]
+PublicRequest = Annotated[RunRequested | RowsAppended | RowsSealed | RunCancelled, Field(discriminator="type")]

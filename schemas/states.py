@@ -28,7 +28,7 @@ class Record(msgspec.Struct, array_like=True):
 # --- receipts -----------------------------------------------------------------------------------------------
 
 
-class Flag(str, enum.Enum):
+class Flag(enum.StrEnum):
     """What a waiter was told so far (protocol.md)."""
 
     OPEN = "open"
@@ -51,7 +51,7 @@ class Waiter(msgspec.Struct, array_like=True):
     late: bool = False
 
 
-class Out(str, enum.Enum):
+class Out(enum.StrEnum):
     """The end of an attempt, as far as the log knows."""
 
     AMBIGUOUS = "ambiguous"
@@ -75,8 +75,9 @@ class Attempt(msgspec.Struct, array_like=True):
     fault: Fault | None = None
     not_before_ms: int = 0
     used_up: bool = False
-    #: Digest of the value, which is a record of its own.
+    #: Digest of the value, and the value itself where it is small; a larger one is a record of its own.
     value: str | None = None
+    output: bytes | None = None
 
 
 class Receipt(Record):
@@ -132,7 +133,7 @@ class Batch(Record):
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-class CellStatus(str, enum.Enum):
+class CellStatus(enum.StrEnum):
     """State of one cell (M14)."""
 
     RUNNING = "running"
@@ -154,7 +155,7 @@ class Cell(msgspec.Struct, array_like=True):
     run: str = ""
 
 
-class RowStatus(str, enum.Enum):
+class RowStatus(enum.StrEnum):
     """State of a row in a run or in the sheet."""
 
     OPEN = "open"
@@ -210,7 +211,7 @@ class RunShare(Record):
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
-class RunStatus(str, enum.Enum):
+class RunStatus(enum.StrEnum):
     """Life of a run."""
 
     RUNNING = "running"

@@ -45,7 +45,7 @@ def load_providers(path: Path | None) -> Providers:
         raise ConfigurationError(f"{path}: " + "; ".join(faults_of(error))) from error
 
 
-def killer(settings: Settings) -> "KillSwitch":
+def killer(settings: Settings) -> KillSwitch:
     """The checkpoint of this process: harmless unless a test set ``kill_at``."""
     return KillSwitch(settings.kill_at, settings.kill_after)
 

@@ -188,11 +188,9 @@ class Calls:
         self._on_end(flight, report.lane_pause_seconds)
 
     async def _call(self, flight: Flight) -> CallReport:
-        found = self._providers.tool(flight.tool)
-        if found is None:
+        if self._providers.tool(flight.tool) is None:
             fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
             return CallReport(tuple(Refused(fault) for _ in flight.payload))
-        provider, _ = found
         keys = [address.provider_key(member.receipt, member.epoch, member.op) for member in flight.payload]
         batched = len(flight.payload) > 1
         key = keys[0]
@@ -232,14 +230,10 @@ class Calls:
 def _payload(batch: Batch, members: tuple[ClaimedMember, ...]) -> tuple[ClaimedMember, ...]:
     """A batch as it was, with the attempt numbers of the members that are claimed again."""
     claimed = {member.receipt: member for member in members}
-    return tuple(
-        claimed.get(receipt) or ClaimedMember(receipt, 0, epoch, op) for receipt, epoch, op in batch.members
-    )
+    return tuple(claimed.get(receipt) or ClaimedMember(receipt, 0, epoch, op) for receipt, epoch, op in batch.members)
 
 
-def outcome_of(
-    outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: int, now: float, jitter: float
-) -> Outcome:
+def outcome_of(outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: int, now: float, jitter: float) -> Outcome:
     """The event's outcome for a member: what is worth another attempt, when, and what is final."""
     match outcome:
         case Answered(output=output):

@@ -115,9 +115,7 @@ class Client:
                 ) from error
         return name
 
-    async def _publish(
-        self, run: str, requests: Iterable[Request], on_sent: Callable[[int], None] | None
-    ) -> None:
+    async def _publish(self, run: str, requests: Iterable[Request], on_sent: Callable[[int], None] | None) -> None:
         durable = 0
         waiting: deque[tuple[asyncio.Future[Any], int]] = deque()
 
@@ -131,9 +129,7 @@ class Client:
 
         with broker_errors(self._log.address):
             for request in requests:
-                future = await self._log.send(
-                    "run-requests", run, request.value, _headers(request.type, request.id)
-                )
+                future = await self._log.send("run-requests", run, request.value, _headers(request.type, request.id))
                 waiting.append((future, request.rows))
                 if len(waiting) >= IN_FLIGHT_MAX:
                     await wait_for_oldest()
@@ -226,9 +222,7 @@ class Client:
         asked = False
         async for record in self._log.stored([self._log.home(run, "run-requests")]):
             asked = asked or record.key == key
-        return (
-            RunView(run=run, status="submitted", message="no worker has taken it up yet") if asked else None
-        )
+        return RunView(run=run, status="submitted", message="no worker has taken it up yet") if asked else None
 
     async def sheet(self, run: str) -> RunSheet:
         """A run's input lines with the newest states of their rows, as of now; close it.

@@ -12,30 +12,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from schemas.events import (
-    BatchClaimed,
-    ClaimedMember,
-    Event,
-    LeaseJudgedExpired,
-    LeaseReleased,
-    LeasesRenewed,
-    Probed,
-)
+from schemas.commands import LeaseJudgedExpired
+from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, LeasesRenewed, Probed
 from schemas.providers import Providers
 from streams.calls import Calls, Flight
+from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.lanes import Departure, Lane, LanePace, ToolForm
 from streams.engine.port import Context, Effect
-from streams.engine.receipts import (
-    ClaimFolded,
-    KeptAside,
-    LeaseOver,
-    LeaseSeen,
-    LeasesSeen,
-    ProbeSeen,
-    Queued,
-    Unqueued,
-)
 from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch
@@ -109,9 +94,7 @@ class Dispatcher(Companion):
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
         self._publishing: set[asyncio.Task[None]] = set()
-        self.calls = Calls(
-            settings, providers, caller, publisher, journal, on_end=self._ended, fail=fail, checkpoint=checkpoint
-        )
+        self.calls = Calls(settings, providers, caller, publisher, journal, on_end=self._ended, fail=fail, checkpoint=checkpoint)
         self.stale_values = 0
 
     # --- the worker's side -----------------------------------------------------------------------------------
@@ -203,8 +186,10 @@ class Dispatcher(Companion):
         lane = owned.lanes.get(name)
         if lane is None:
             provider = self._providers.providers.get(name.partition("/")[2])
-            pace = LanePace() if provider is None else LanePace(
-                provider.pace.requests_per_second, provider.pace.burst, provider.pace.concurrency
+            pace = (
+                LanePace()
+                if provider is None
+                else LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.concurrency)
             )
             lane = owned.lanes[name] = Lane(pace, self._forms, now)
         return lane
@@ -236,15 +221,10 @@ class Dispatcher(Companion):
             self._say("receipt-claims", partition, *claims)
         if look_again is not None:
             delay = max(0.0, look_again - self._clock())
-            owned.timers[name] = asyncio.get_running_loop().call_later(
-                delay, self._depart, partition, owned, name
-            )
+            owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
 
     def _claim(self, partition: int, owned: _Partition, lane: str, departure: Departure) -> Flight:
-        members = tuple(
-            ClaimedMember(entry.receipt, entry.need.n, entry.need.epoch, entry.need.op)
-            for entry in departure.entries
-        )
+        members = tuple(ClaimedMember(entry.receipt, entry.need.n, entry.need.epoch, entry.need.op) for entry in departure.entries)
         lease = uuid.uuid4().hex
         # The lease runs from the clock read before the claim is published (dispatcher's rule 2).
         claimed_at = self._clock()
@@ -304,7 +284,7 @@ class Dispatcher(Companion):
                 for partition, leases in self.calls.leases().items():
                     self._say("lease-heartbeats", partition, LeasesRenewed(tuple(leases)))
             for partition, owned in self._partitions.items():
-                if owned.probe is None and owned.watch.run_out(lambda lease, o=owned: self._ours(o, lease)):
+                if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
                     owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
                     for topic in PROBED_TOPICS:
                         self._say(topic, partition, Probed(owned.probe))
@@ -316,7 +296,7 @@ class Dispatcher(Companion):
         if owned.probes_seen < len(PROBED_TOPICS):
             return
         owned.probe = None
-        for lease, members in owned.watch.run_out(lambda lease: self._ours(owned, lease)):
+        for lease, members in owned.watch.run_out(partial(self._ours, owned)):
             log.warning("lease %s of %d receipts has expired", lease, len(members))
             owned.actor.inbox.command(LeaseJudgedExpired(lease, members))
             owned.watch.leases[lease].seen_at = self._clock()

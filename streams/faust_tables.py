@@ -48,11 +48,11 @@ class NoRecovery(Recovery):
         """Never by Faust."""
         return False
 
-    @Service.task
+    @Service.task  # type: ignore[untyped-decorator]  # Faust is untyped
     async def _slurp_changelogs(self) -> None:
         """No changelog record ever comes through Faust."""
 
-    @Service.task
+    @Service.task  # type: ignore[untyped-decorator]  # Faust is untyped
     async def _publish_stats(self) -> None:
         """Our own recovery reports itself."""
 
@@ -60,12 +60,14 @@ class NoRecovery(Recovery):
 class BulkTableManager(TableManager):
     """Faust's table manager with our recovery and without its second of waiting at the start."""
 
+    _own: Recovery | None = None
+
     @property
     def recovery(self) -> Recovery:
         """The recovery service of this worker."""
-        if self._recovery is None:
-            self._recovery = NoRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
-        return self._recovery
+        if self._own is None:
+            self._own = self._recovery = NoRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._own
 
     async def on_start(self) -> None:
         """Register the tables and wait for partitions."""

@@ -6,7 +6,7 @@ Events for one partition that are handed over in the same moment travel in one e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -67,9 +67,12 @@ class EventPublisher:
             except (KafkaError, envelope.EventTooLarge) as error:
                 _settle([done for _, done in waiting], Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
                 continue
-            task = asyncio.create_task(self._acknowledged(topic, partition, futures, [done for _, done in waiting]))
-            self._sends.add(task)
-            task.add_done_callback(self._sends.discard)
+            self._watch(self._acknowledged(topic, partition, futures, [done for _, done in waiting]))
+
+    def _watch(self, acknowledged: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(acknowledged)
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
 
     async def _acknowledged(
         self, topic: str, partition: int, futures: Sequence[Any], waiting: Sequence[asyncio.Future[None]]

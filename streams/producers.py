@@ -64,9 +64,7 @@ class ProducerPair:
             await self.stop()
             raise Unreachable(f"cannot start the producers of {self.transactional_id}: {error}") from error
 
-    async def publish(
-        self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int
-    ) -> dict[tuple[str, int], int]:
+    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
         """Publish all messages in one transaction; returns the offset of the last message by topic and partition.
 
         Raises ``Fenced`` when a newer owner started, ``Unreachable`` on any other trouble (the outcome is then unknown until

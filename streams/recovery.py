@@ -51,9 +51,7 @@ async def recover(
         raise Unreachable(f"recovery: cannot read the changelogs: {error!r}") from error
 
 
-async def _read(
-    consumer: AIOKafkaConsumer, stores: Mapping[TopicPartition, Store], still_owned: Callable[[], bool]
-) -> int:
+async def _read(consumer: AIOKafkaConsumer, stores: Mapping[TopicPartition, Store], still_owned: Callable[[], bool]) -> int:
     tps = list(stores)
     consumer.assign(tps)
     starts = await consumer.beginning_offsets(tps)
@@ -77,9 +75,7 @@ async def _read(
     while behind and still_owned():
         fetched = await consumer.getmany(*behind, timeout_ms=200)
         for tp, records in fetched.items():
-            stores[tp].write(
-                [(record.key, record.value) for record in records], changelog_offset=records[-1].offset
-            )
+            stores[tp].write([(record.key, record.value) for record in records], changelog_offset=records[-1].offset)
             count += len(records)
             await asyncio.sleep(0)
         for tp in list(behind):

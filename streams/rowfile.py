@@ -110,9 +110,7 @@ def _read_csv(path: Path) -> Iterator[dict[str, Any]]:
                 columns, width = _header(path, record), len(record)
             elif record:
                 if len(record) != width:
-                    raise InputError(
-                        f"{path}: line {line}: {_fields(len(record))}, expected {width} as in line 1"
-                    )
+                    raise InputError(f"{path}: line {line}: {_fields(len(record))}, expected {width} as in line 1")
                 if width != len(columns) and any(record[len(columns) :]):
                     raise InputError(f"{path}: line {line}: a value in a column that has no name in line 1")
                 yield dict(zip(columns, record, strict=False))
@@ -156,9 +154,7 @@ def _read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         except UncanonicalValue as error:
             raise InputError(f"{path}: line {number}, {error.path}: {error.reason}") from error
         if not isinstance(row, dict):
-            raise InputError(
-                f"{path}: line {number}: expected an object of columns, found {text.strip():.40}"
-            )
+            raise InputError(f"{path}: line {number}: expected an object of columns, found {text.strip():.40}")
         yield row
 
 
@@ -204,12 +200,10 @@ def export_names(fields: Sequence[str], computed: Sequence[str]) -> dict[str, tu
     }
 
 
-def write_export(
-    path: Path, fields: Sequence[str], computed: Sequence[str], lines: Iterable[ExportLine]
-) -> int:
+def write_export(path: Path, fields: Sequence[str], computed: Sequence[str], lines: Iterable[ExportLine]) -> int:
     """Write an export, CSV or JSON lines by the file's name; returns the number of lines.
 
-    The file appears whole or not at all. Raises ``UsageError`` where it cannot be written or is named otherwise.
+    The file appears whole or not at all. Raises ``UsageError`` where its name or its folder will not do.
     """
     check_export_name(path)
     part = path.with_name(path.name + ".part")
@@ -239,9 +233,7 @@ def _write_csv(
     # CRLF as in RFC 4180. For another line end Python's writer would not quote a lone CR.
     write = csv.writer(file, lineterminator="\r\n").writerow
     header = [*fields, *(name for group in names.values() for name in group)]
-    if header and header[0].startswith(
-        "\ufeff"
-    ):  # bare at the start of the file it would be taken for a byte order mark
+    if header and header[0].startswith("\ufeff"):  # bare at the start of the file it would be taken for a byte order mark
         csv.writer(file, lineterminator="\r\n", quoting=csv.QUOTE_ALL).writerow(header)
     else:
         write(header)
@@ -250,11 +242,7 @@ def _write_csv(
         record = [_text(row.get(field)) for field in fields]
         for column in names:
             cell = cells.get(column)
-            record += (
-                ("", "", "", "")
-                if cell is None
-                else (_text(cell.value), cell.status, cell.error or "", cell.run)
-            )
+            record += ("", "", "", "") if cell is None else (_text(cell.value), cell.status, cell.error or "", cell.run)
         write(record)
         count += 1
     return count

@@ -66,9 +66,7 @@ class Views:
 
     def runs(self) -> list[RunView]:
         """All runs, oldest first."""
-        return sorted(
-            self._views.values(), key=lambda view: (view.started_ms or view.updated_ms or 0, view.run)
-        )
+        return sorted(self._views.values(), key=lambda view: (view.started_ms or view.updated_ms or 0, view.run))
 
     def _change(self, run: str, **changes: Any) -> None:
         view = self._views.get(run) or RunView(run=run, status="running")

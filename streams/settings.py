@@ -73,9 +73,7 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            faults = "; ".join(
-                f"{PREFIX}{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors()
-            )
+            faults = "; ".join(f"{PREFIX}{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors())
             raise ConfigurationError(f"settings: {faults}") from error
 
     def connection(self) -> dict[str, Any]:

@@ -96,8 +96,10 @@ class RunSheet:
                 self._begin(request)
             elif request.type == "rows_appended" and request.first == len(self._inputs):
                 self._add(request.rows or [])
-        except (msgspec.DecodeError, ValidationError):
-            return  # anyone may publish there; the worker has parked it
+        except (msgspec.ValidationError, ValidationError):
+            return  # anyone may publish there; the worker has parked or refused it
+        except msgspec.DecodeError:
+            self._requests += 1  # what is no JSON is refused under its key
 
     def _begin(self, request: _Request) -> None:
         self._requests += 1

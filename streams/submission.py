@@ -44,8 +44,7 @@ class Request:
 def faults_of(errors: ValidationError, source: str) -> str:
     """Every fault of a pydantic validation in one line: ``source: columns.0.tool: Field required``."""
     return "; ".join(
-        f"{source}: {'.'.join(map(str, fault['loc'])) + ': ' if fault['loc'] else ''}"
-        f"{fault['msg'].removeprefix('Value error, ')}"
+        f"{source}: {'.'.join(map(str, fault['loc'])) + ': ' if fault['loc'] else ''}{fault['msg'].removeprefix('Value error, ')}"
         for fault in errors.errors(include_url=False)
     )
 
@@ -55,9 +54,8 @@ def check_run_id(run: str) -> None:
     try:
         TypeAdapter(RunId).validate_python(run)
     except ValidationError as error:
-        raise UsageError(
-            f"run id {run!r}: expected letters, digits, '_', '.' and '-', at most 128, the first a letter or digit"
-        ) from error
+        expected = "expected at most 128 letters, digits, '_', '.' and '-', the first a letter or a digit"
+        raise UsageError(f"run id {run!r}: {expected}") from error
 
 
 def play_uses(play: Play, source: str) -> dict[str, list[str]]:
@@ -144,13 +142,9 @@ class Submission:
             plain = type(row) is dict and _ALL_TEXT.issuperset(map(type, row.values()))
             text = dump_json(row if plain else self._exact(row))
         except UncanonicalValue as error:
-            raise InputError(
-                f"{self._place()}, {error.path[1:].lstrip('.') or 'row'}: {error.reason}"
-            ) from error
+            raise InputError(f"{self._place()}, {error.path[1:].lstrip('.') or 'row'}: {error.reason}") from error
         if len(text) > ROW_BYTES_MAX:
-            raise InputError(
-                f"{self._place()}: {len(text):,} bytes as JSON, at most {ROW_BYTES_MAX:,} fit a message"
-            )
+            raise InputError(f"{self._place()}: {len(text):,} bytes as JSON, at most {ROW_BYTES_MAX:,} fit a message")
         # The first rows are held back, to travel in the request itself if no more come.
         if len(self._rows) >= CHUNK_ROWS_MAX or self._bytes + len(text) > CHUNK_BYTES_MAX:
             self._cut()
@@ -255,8 +249,6 @@ class Submission:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, 1) or [
-        other for other in names if other.lower() == name.lower()
-    ]
+    near = difflib.get_close_matches(name, names, 1) or [other for other in names if other.lower() == name.lower()]
     shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
     return (f"; did you mean {near[0]!r}?" if near else ";") + f" Found: {shown}"

@@ -190,9 +190,7 @@ class WorkingSet:
 
     def scan(self, prefix: bytes, kind: type[S], after: bytes | None = None) -> Iterator[tuple[bytes, S]]:
         """Records under ``prefix`` in key order as this turn sees them."""
-        mine = sorted(
-            key for key in self._changed if key.startswith(prefix) and (after is None or key > after)
-        )
+        mine = sorted(key for key in self._changed if key.startswith(prefix) and (after is None or key > after))
         stored = self._reader.scan(prefix, after)
         pending = next(stored, None)
         for key in mine:
@@ -221,6 +219,4 @@ class WorkingSet:
         """Keys and new bytes of all that was changed; ``None`` is a removal."""
         records = self._records
         encode = _encoder.encode
-        return [
-            (key, None if (record := records[key]) is None else encode(record)) for key in self._changed
-        ]
+        return [(key, None if (record := records[key]) is None else encode(record)) for key in self._changed]

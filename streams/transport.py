@@ -66,7 +66,7 @@ class BulkConsumer(Consumer):
 
     _busy = False
 
-    def _new_consumer_thread(self) -> ConsumerThread:  # type: ignore[override]
+    def _new_consumer_thread(self) -> ConsumerThread:
         return BulkConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
     async def perform_seek(self) -> None:
@@ -95,4 +95,4 @@ class BulkConsumer(Consumer):
 class BulkTransport(Transport):
     """Faust's transport with our consumer."""
 
-    Consumer: ClassVar[type[BulkConsumer]] = BulkConsumer  # type: ignore[misc,assignment]
+    Consumer: ClassVar[type[BulkConsumer]] = BulkConsumer

@@ -17,7 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from schemas import envelope
-from schemas.events import Command, Event, RecoveryEnded
+from schemas.commands import Command, RecoveryEnded
+from schemas.events import Event
 from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
@@ -249,9 +250,11 @@ class Actor:
             yield prefix + topic, partition, messages
         if dead:
             yield prefix + "dead-letters", self.partition, dead
-        yield prefix + "turns", self.partition, [
-            Message(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record))
-        ]
+        yield (
+            prefix + "turns",
+            self.partition,
+            [Message(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record))],
+        )
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
@@ -260,18 +263,15 @@ class Actor:
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:
         grouped: dict[tuple[str, int], list[Message]] = {}
+        source = f"/{self._names.app}/{self.spec.table}/{self.partition}".encode()
+        common = [("ce_specversion", b"1.0"), ("ce_source", source), ("content-type", b"application/json")]
         for event in events:
-            headers = [
-                ("ce_specversion", b"1.0"),
-                ("ce_id", event.id.encode()),
-                ("ce_source", f"/{self._names.app}/{self.spec.table}/{self.partition}".encode()),
-                ("ce_type", event.type.encode()),
-                ("content-type", b"application/json"),
-            ]
             partition = self.partition if event.partition is None else event.partition
-            grouped.setdefault((event.topic, partition), []).append(
-                Message(event.key.encode(), event.data, headers)
-            )
+            queue = grouped.get((event.topic, partition))
+            if queue is None:
+                queue = grouped[(event.topic, partition)] = []
+            headers = [*common, ("ce_id", event.id.encode()), ("ce_type", event.type.encode())]
+            queue.append(Message(event.key.encode(), event.data, headers))
         return grouped
 
     def _set_timers(self, effects: Iterable[Effect], now_ms: int) -> None:

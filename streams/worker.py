@@ -85,9 +85,7 @@ class Worker:
         self.failure: PaidonceError | None = None
         self.recovered_records = 0
         self._stop = asyncio.Event()
-        self._memory = StoreMemory(
-            write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes
-        )
+        self._memory = StoreMemory(write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes)
         self._lock: IO[str] | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
@@ -100,11 +98,13 @@ class Worker:
         """Work until stopped; returns the exit code: 0 after an orderly stop."""
         try:
             self._lock_folder()
-            await topics.check(self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables)
+            await topics.check(
+                self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables
+            )
             await self.companion.start()
             self.app = self._build()
             await self.app.start()
-            await self.app.wait_for_stopped(self._stop)  # type: ignore[arg-type]
+            await self.app.wait_for_stopped(self._stop)
             await self.app.stop()
         except PaidonceError as error:
             self.failure = self.failure or error
@@ -177,7 +177,12 @@ class Worker:
         """A Faust agent that only puts each message into its partition's inbox."""
         prefix = self.settings.topic_prefix
         topic = app.topic(
-            *(prefix + name for name in spec.topics), key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", acks=True
+            *(prefix + name for name in spec.topics),
+            key_type=bytes,
+            value_type=bytes,
+            key_serializer="raw",
+            value_serializer="raw",
+            acks=True,
         )
 
         async def route(stream: Any) -> None:
@@ -221,9 +226,7 @@ class Worker:
             log.exception("opening %s failed", table)
             self.fail(StateError(f"cannot open partitions of {table}: {error!r}"))
 
-    async def _recover(
-        self, spec: AgentSpec, partitions: Sequence[int], still_owned: Callable[[], bool]
-    ) -> dict[int, Actor]:
+    async def _recover(self, spec: AgentSpec, partitions: Sequence[int], still_owned: Callable[[], bool]) -> dict[int, Actor]:
         pairs = {
             partition: ProducerPair(
                 f"{self.settings.app}/{spec.table}/{partition}",
@@ -234,8 +237,7 @@ class Worker:
         }
         await asyncio.gather(*(pair.start() for pair in pairs.values()))
         stores = {
-            partition: Store(self.settings.data / "tables" / spec.table / str(partition), self._memory)
-            for partition in partitions
+            partition: Store(self.settings.data / "tables" / spec.table / str(partition), self._memory) for partition in partitions
         }
         changelog = self.names.changelog(spec.table)
         self.recovered_records += await recover(
@@ -243,9 +245,7 @@ class Worker:
             self.connection,
             still_owned=still_owned,
         )
-        return {
-            partition: self._actor(spec, partition, stores[partition], pairs[partition]) for partition in partitions
-        }
+        return {partition: self._actor(spec, partition, stores[partition], pairs[partition]) for partition in partitions}
 
     def _actor(self, spec: AgentSpec, partition: int, store: Store, pair: ProducerPair) -> Actor:
         consumer, prefix = self.app.consumer, self.settings.topic_prefix
@@ -253,8 +253,8 @@ class Worker:
             spec.topics,
             bytes_max=self.settings.inbox_bytes_max,
             turn_bytes_max=self.settings.turn_bytes_max,
-            on_full=lambda topic: consumer.on_buffer_full(TP(prefix + topic, partition)),  # type: ignore[attr-defined]
-            on_drained=lambda topic: consumer.on_buffer_drop(TP(prefix + topic, partition)),  # type: ignore[attr-defined]
+            on_full=lambda topic: consumer.on_buffer_full(TP(prefix + topic, partition)),
+            on_drained=lambda topic: consumer.on_buffer_drop(TP(prefix + topic, partition)),
         )
         return Actor(
             spec,

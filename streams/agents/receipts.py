@@ -1,4 +1,4 @@
-"""The ``receipts`` agent: control, completions and claims come before requests, so that what is known settles before more is asked."""
+"""The ``receipts`` agent: control, completions and claims come before requests, so that what is known settles first."""
 
 from __future__ import annotations
 

@@ -11,20 +11,20 @@ from collections.abc import Iterable
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas import address
+from schemas import address, requests
 from schemas.canonical import InvalidJson, UncanonicalValue, canonical, dump_json, parse_json
+from schemas.commands import CancelRequested, Misrouted, RowsAppended, RowsSealed, RunRequested
 from schemas.envelope import EnvelopeError
-from schemas.events import CancelRequested, Event, Misrouted, RowsAppended, RowsSealed, RunRequested
+from schemas.events import Event
 from schemas.providers import Providers
 from schemas.requests import CONTRACT_VERSION, PublicRequest
-from schemas import requests
 from streams.engine.compile import compile_play
 from streams.engine.runs import RunsEngine
 from streams.inbox import Delivery
 from streams.turn import AgentSpec
 
 _request: TypeAdapter[PublicRequest] = TypeAdapter(PublicRequest)
-_KNOWN = frozenset(("run_requested", "rows_appended", "rows_sealed", "run_cancelled", "receipt_resolved"))
+_KNOWN = frozenset(("run_requested", "rows_appended", "rows_sealed", "run_cancelled"))
 PUBLIC_TOPICS = ("operations", "run-requests")
 
 
@@ -34,14 +34,10 @@ def runs_agent(providers: Providers, partitions: int, partition_check: bool = Tr
     def judge(delivery: Delivery, partition: int) -> Iterable[Event]:
         return judged(delivery, partition if partition_check else None, partitions, providers)
 
-    return AgentSpec(
-        "runs", ("operations", "row-progress", "run-requests"), RunsEngine(), judge, public_topics=PUBLIC_TOPICS
-    )
+    return AgentSpec("runs", ("operations", "row-progress", "run-requests"), RunsEngine(), judge, public_topics=PUBLIC_TOPICS)
 
 
-def judged(
-    delivery: Delivery, partition: int | None, partitions: int, providers: Providers
-) -> list[Event]:
+def judged(delivery: Delivery, partition: int | None, partitions: int, providers: Providers) -> list[Event]:
     """Events that a public message means.
 
     Raises ``EnvelopeError`` where it cannot even be told which run it is about, or its type is unknown: it is parked.
@@ -52,9 +48,9 @@ def judged(
         data = parse_json(delivery.value)
     except InvalidJson as error:
         return _unreadable(delivery, error)
-    if not isinstance(data, dict) or not isinstance(data.get("run"), str) or "\x00" in data["run"] or not data["run"]:
+    run = data.get("run") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(run, str) or not run or "\x00" in run:
         raise EnvelopeError(f"{delivery.topic}: expected a JSON object with the text field 'run'")
-    run = data["run"]
     if partition is not None and address.partition_of(run, partitions) != partition:
         return [Misrouted(run, delivery.topic, delivery.value)]
     if data.get("type") not in _KNOWN:
@@ -77,8 +73,6 @@ def judged(
             return [RowsSealed(run, request.total)]
         case requests.RunCancelled():
             return [CancelRequested(run, request.who)]
-        case requests.ReceiptResolved():
-            return []
 
 
 def faults_of(error: ValidationError) -> Iterable[str]:

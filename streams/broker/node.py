@@ -91,9 +91,7 @@ def java_options(temporary: Path) -> list[str]:
 
 def properties(address: Address, data: Path) -> str:
     """The text of server.properties for a node at `address` with its data in the folder `data`."""
-    return _PROPERTIES.format(
-        host=HOST, client=address.client, controller=address.controller, data=_escaped(str(data))
-    )
+    return _PROPERTIES.format(host=HOST, client=address.client, controller=address.controller, data=_escaped(str(data)))
 
 
 def _escaped(value: str) -> str:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-import psutil  # type: ignore[import-untyped]  # comes without types
+import psutil
 
 POLL_SECONDS = 0.2  # the parent is looked at this often, as long as the broker runs
 END_POLL_SECONDS = 0.02

@@ -43,9 +43,7 @@ app.command()(demo.demo)
 def _options(
     context: typer.Context,
     broker: Annotated[str | None, typer.Option(help="host:port of Kafka; comma-separated.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of the worker's and the local broker's data.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the worker's and the local broker's data.")] = None,
     providers: Annotated[Path | None, typer.Option(help="TOML file of providers and their tools.")] = None,
     app: Annotated[str | None, typer.Option(help="Name of the system.")] = None,
 ) -> None:

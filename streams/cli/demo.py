@@ -38,9 +38,7 @@ LOOK_SECONDS = 0.2
 def demo(
     rows: Annotated[int, typer.Option("--rows", min=1, max=10_000_000, help="Contacts to check.")] = ROWS,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where everything is kept; default a new temporary one.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Where everything is kept; default a new temporary one.")] = None,
 ) -> int:
     """Contacts to paid results over real Kafka, the worker killed on the way, nothing paid twice."""
     where = Path(tempfile.mkdtemp(prefix="paidonce-demo-")) if folder is None else folder.resolve()
@@ -88,11 +86,7 @@ async def _to_the_end(client: Client, run: str, worker: WorkerProcess, rows: int
         await asyncio.wait({following, watching}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if following.done():
             return following.result()
-        what = (
-            f"ended with exit code {worker.exit_code}"
-            if watching.done()
-            else f"did not end it in {limit:g} s"
-        )
+        what = f"ended with exit code {worker.exit_code}" if watching.done() else f"did not end it in {limit:g} s"
         raise PaidonceError(f"run {run}: the worker {what}. {worker.tail()}")
     finally:
         for task in (following, watching):
@@ -115,9 +109,7 @@ async def _follow(client: Client, run: str, worker: WorkerProcess) -> tuple[RunE
                     worker.kill()
                     worker.start()
                     kills = 1
-                    bar.note(
-                        f"worker killed with SIGKILL at {done:,} of {total:,} rows; another one takes over"
-                    )
+                    bar.note(f"worker killed with SIGKILL at {done:,} of {total:,} rows; another one takes over")
     assert isinstance(last, RunEvent)
     return last, kills
 

@@ -24,6 +24,8 @@ ROWS = 2_000
 LOOK_SECONDS = 0.5
 BROKER_LOOK_SECONDS = 5.0
 RESTART_SECONDS_MAX = 10.0
+#: A worker that lived this long is started again at once when it dies.
+LIVED_SECONDS = 60.0
 
 
 def dev(context: typer.Context) -> int:
@@ -68,13 +70,12 @@ async def _supervise(stage: Stage, worker: WorkerProcess, stopping: asyncio.Even
     while not await _set_within(stopping, LOOK_SECONDS):
         now = time.monotonic()
         if worker.exit_code is not None:
-            say(
-                f"the worker ended with exit code {worker.exit_code}. {worker.tail()}\nstarting another in {pause:g} s"
-            )
+            say(f"the worker ended with exit code {worker.exit_code}. {worker.tail()}")
+            say(f"starting another in {pause:g} s")
             if await _set_within(stopping, pause):
                 return
-            # One that keeps dying is not started in a tight loop; one that ran for a while gets a fresh count.
-            pause = min(pause * 2, RESTART_SECONDS_MAX) if now - started < 60 else 1.0
+            # One that keeps dying is not started in a tight loop.
+            pause = min(pause * 2, RESTART_SECONDS_MAX) if now - started < LIVED_SECONDS else 1.0
             worker.start()
             started = time.monotonic()
         if not stage.sandbox.running:

@@ -65,9 +65,7 @@ def _look(settings: Settings, environment: Mapping[str, str]) -> Iterator[Findin
 
 def _broker(settings: Settings) -> Iterator[Finding]:
     try:
-        inspected = topics.inspect(
-            settings.connection(), settings.app, settings.partitions, settings.topic_prefix
-        )
+        inspected = topics.inspect(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
         states = reached(settings, inspected, CONNECT_SECONDS)
     except PaidonceError as error:
         yield Finding("broker", str(error), error.exit_code)
@@ -80,18 +78,15 @@ def _broker(settings: Settings) -> Iterator[Finding]:
     elif len(wrong) == len(states):
         yield Finding("topics", "none is there; run paidonce topics apply", ConfigurationError.exit_code)
     else:
-        yield Finding(
-            "topics", f"{'; '.join(wrong)}; run paidonce topics apply", ConfigurationError.exit_code
-        )
+        yield Finding("topics", f"{'; '.join(wrong)}; run paidonce topics apply", ConfigurationError.exit_code)
 
 
 def _providers(settings: Settings, environment: Mapping[str, str]) -> Iterator[Finding]:
     path = settings.providers
     if path is None:
-        text = (
-            "no providers file is named (--providers or PAIDONCE_PROVIDERS): a worker would refuse every play"
-        )
-        yield Finding("providers", text, ConfigurationError.exit_code)
+        # No fault: only a worker needs one.
+        text = "no file is named (--providers or PAIDONCE_PROVIDERS); a worker without one refuses every play"
+        yield Finding("providers", text)
         return
     try:
         providers = load_providers(path)

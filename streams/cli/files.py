@@ -39,18 +39,15 @@ def load_providers(path: Path) -> Providers:
         raise ConfigurationError(faults_of(error, str(path))) from error
 
 
-def check_tools(
-    play: Play, play_path: Path, providers: Providers, providers_path: Path, environment: Mapping[str, str]
-) -> None:
-    """Raise ``ConfigurationError`` naming every tool of a play that is unknown, and secrets that are not set."""
+def check_tools(play: Play, play_path: Path, providers: Providers, providers_path: Path, environment: Mapping[str, str]) -> None:
+    """Raise ``ConfigurationError`` naming every tool that is unknown, and secrets that are not set."""
     faults: list[str] = []
     used: dict[str, None] = {}
     for index, column in enumerate(play.columns):
         if providers.tool(column.tool) is None:
             known = ", ".join(providers.tool_names()) or "none"
-            faults.append(
-                f"{play_path}: columns.{index}.tool: unknown tool {column.tool!r}; known in {providers_path}: {known}"
-            )
+            place = f"{play_path}: columns.{index}.tool"
+            faults.append(f"{place}: unknown tool {column.tool!r}; known in {providers_path}: {known}")
         else:
             used[column.tool.partition(".")[0]] = None
     faults += secret_faults(providers, providers_path, environment, list(used))
@@ -58,9 +55,7 @@ def check_tools(
         raise ConfigurationError("; ".join(faults))
 
 
-def secret_faults(
-    providers: Providers, path: Path, environment: Mapping[str, str], names: list[str]
-) -> list[str]:
+def secret_faults(providers: Providers, path: Path, environment: Mapping[str, str], names: list[str]) -> list[str]:
     """What is wrong with the secrets of these providers, never the secrets themselves."""
     faults = []
     for name in names:

@@ -106,16 +106,14 @@ def show_outcome(outcome: Outcome) -> None:
     """Print it as a table, and say what to try next."""
     counts, bill, tally = outcome.counts, outcome.bill, outcome.tally
     fill = bill.billed_items / bill.calls if bill.calls else 0.0
+    pace = outcome.rows / outcome.seconds
     spent = counts.calls_live * PRICE_PER_RESULT
     saved = (counts.calls_in_flight + counts.calls_cache + counts.reused) * PRICE_PER_RESULT
     put_table(
         "",
         ("what", "figure"),
         [
-            (
-                "rows",
-                f"{outcome.rows:,} in {outcome.seconds:.1f} s, {outcome.rows / outcome.seconds:,.0f} a second",
-            ),
+            ("rows", f"{outcome.rows:,} in {outcome.seconds:.1f} s, {pace:,.0f} a second"),
             (
                 "rows by state",
                 f"{counts.completed:,} completed, {counts.failed:,} failed, {counts.unknown:,} unknown",
@@ -132,7 +130,7 @@ def show_outcome(outcome: Outcome) -> None:
             ("batch fill", f"{fill:.1f} of {outcome.batch_size_max} items a call"),
             ("shared results", f"{counts.calls_in_flight:,} coalesced, {counts.calls_cache:,} reused"),
             ("spend", f"${spent:,.2f}; ${saved:,.2f} saved by sharing"),
-            ("worker killed", f"{outcome.kills} times with SIGKILL"),
+            ("worker killed", "once with SIGKILL" if outcome.kills else "no: it was over before"),
             ("provider's bill", f"{bill.billed_items:,} items, {bill.billed_twice:,} of them billed twice"),
             ("our receipts", f"{len(tally.receipts):,}"),
         ],
@@ -140,8 +138,6 @@ def show_outcome(outcome: Outcome) -> None:
     put(f"results: {outcome.export}")
     folder = outcome.export.parent
     say("Next:")
-    say(
-        f"  paidonce demo --rows {outcome.rows} --folder {folder}     again: nothing is paid for a second time"
-    )
-    say("  paidonce dev                 a broker, the sandbox and a worker to try your own play on")
+    say(f"  paidonce demo --rows {outcome.rows} --folder {folder}   the same again: nothing is paid for twice")
+    say("  paidonce dev   a broker, the sandbox and a worker stay up, to try a play of your own")
     say(f"  {folder}/play.toml and providers.toml show how a play and a provider are written")

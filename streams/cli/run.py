@@ -61,9 +61,7 @@ def submit(
     run: Annotated[str | None, typer.Option("--run", help="Id of the run; default a new one.")] = None,
     org: Annotated[str, typer.Option("--org", help="Whose receipts it may share.")] = "default",
     force: Annotated[bool, typer.Option("--force", help="Recompute rows; ask failed calls again.")] = False,
-    force_tool_refresh: Annotated[
-        bool, typer.Option("--force-tool-refresh", help="Pay again even for what is known.")
-    ] = False,
+    force_tool_refresh: Annotated[bool, typer.Option("--force-tool-refresh", help="Pay again even for what is known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end.")] = False,
     json: Json = False,
 ) -> int:
@@ -81,9 +79,7 @@ def submit(
     return _interruptible(_submit(Client(settings), loaded, _Counted(rows), asked, watch=watch, json=json))
 
 
-async def _submit(
-    client: Client, play: Play, rows: _Counted, asked: dict[str, Any], *, watch: bool, json: bool
-) -> int:
+async def _submit(client: Client, play: Play, rows: _Counted, asked: dict[str, Any], *, watch: bool, json: bool) -> int:
     async with client:
         known: RunView | None = None
         since = 0
@@ -164,7 +160,5 @@ def _interruptible(work: Coroutine[Any, Any, int], run: str = "RUN") -> int:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        say(
-            f"\nstopped looking; what was submitted goes on (paidonce run watch {run}, paidonce run cancel {run})"
-        )
+        say(f"\nstopped looking; what was submitted goes on. Next: paidonce run watch {run} or cancel {run}")
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""What ``demo`` and ``dev`` need around a worker: broker, sandbox, providers file, play and contacts, in a folder.
+"""What ``demo`` and ``dev`` need around a worker, in a folder: broker, sandbox, providers, play, contacts.
 
 A folder keeps its addresses, since a provider's address is part of what its receipts are found by.
 """
@@ -157,9 +157,7 @@ class Stage:
     def _sandbox(self, port: int) -> SandboxProcess:
         from streams.sandbox import SandboxProcess
 
-        return SandboxProcess(
-            api_key=self._key, bill=self.folder / "bill.csv", port=port, latency_ms=LATENCY_MS
-        )
+        return SandboxProcess(api_key=self._key, bill=self.folder / "bill.csv", port=port, latency_ms=LATENCY_MS)
 
     def _port(self) -> int:
         try:

@@ -34,9 +34,7 @@ def reached(settings: Settings, work: Coroutine[Any, Any, _T], seconds: float) -
 
 
 def _states(settings: Settings) -> list[topics.TopicState]:
-    inspected = topics.inspect(
-        settings.connection(), settings.app, settings.partitions, settings.topic_prefix
-    )
+    inspected = topics.inspect(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
     return reached(settings, inspected, CONNECT_SECONDS)
 
 

@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded
 from schemas.events import (
     Ambiguous,
     Answer,
-    AnswersDue,
     AttemptEnded,
     BatchClaimed,
     CallsAnswered,
@@ -23,13 +23,11 @@ from schemas.events import (
     Failed,
     Fault,
     LeaseExpired,
-    LeaseJudgedExpired,
     LeaseReleased,
     LeasesRenewed,
     Mark,
     Probed,
     ReceiptResolved,
-    RecoveryEnded,
     Retry,
     ToolRequested,
     Value,
@@ -52,73 +50,20 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import protocol
-from streams.engine.port import Context, Effect, Outbox, Records, Wake
+from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
+from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
 
 #: Waiters kept inside the receipt's record; further ones get records of their own.
 WAITERS_INLINE = 16
+#: Values up to this size live in the receipt's record, larger ones in records of their own.
+INLINE_BYTES_MAX = 1024
 #: Waiters answered in one turn; more are answered in continuation turns.
 ANSWERS_MAX = 1000
-
-
-class Queued(Effect, frozen=True):
-    """A receipt needs attempt ``n``: the lane may claim it from ``not_before_ms`` on."""
-
-    receipt: str
-    lane: str
-    tool: str
-    run: str
-    need: protocol.Need
-
-
-class Unqueued(Effect, frozen=True):
-    """A receipt needs no claim now."""
-
-    receipt: str
-    lane: str
-
-
-class ClaimFolded(Effect, frozen=True):
-    """A claim of this owner was folded: call for ``granted``, forget ``lost``."""
-
-    lane: str
-    lease: str
-    granted: tuple[str, ...]
-    lost: tuple[str, ...]
-
-
-class LeaseSeen(Effect, frozen=True):
-    """A live lease whose clock starts now."""
-
-    lane: str
-    lease: str
-    members: tuple[ClaimedMember, ...]
-
-
-class LeasesSeen(Effect, frozen=True):
-    """Heartbeats were read: their leases' clocks start again."""
-
-    leases: tuple[str, ...]
-
-
-class LeaseOver(Effect, frozen=True):
-    """Attempts under this lease have ended."""
-
-    lease: str
-    receipts: tuple[str, ...]
-
-
-class ProbeSeen(Effect, frozen=True):
-    """All that came before this mark was folded."""
-
-    probe: str
-
-
-class KeptAside(Effect, frozen=True):
-    """A value arrived that is not the first of its attempt (salvage)."""
-
-    receipt: str
-    n: int
+# Members of enums, bound once: see ``protocol``.
+_WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
+_CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
+_NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 
 
 @dataclass(slots=True)
@@ -262,9 +207,7 @@ class ReceiptsEngine:
         won: list[ClaimedMember] = []
         for member in event.members:
             receipt = turn.receipt(member.receipt)
-            if protocol.claim(
-                receipt, member.n, event.lease, event.generation, member.epoch, member.op, event.batch
-            ):
+            if protocol.claim(receipt, member.n, event.lease, event.generation, member.epoch, member.op, event.batch):
                 won.append(member)
         if event.generation == turn.context.generation:
             turn.claims.append(event)
@@ -281,8 +224,7 @@ class ReceiptsEngine:
         if isinstance(outcome, Value):
             self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
             return
-        out = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}[type(outcome)]
-        attempt = protocol.end(receipt, event.n, out)
+        attempt = protocol.end(receipt, event.n, _OUT_OF[type(outcome)])
         if attempt is not None:
             attempt.fault = outcome.fault
             if isinstance(outcome, Retry | Ambiguous):
@@ -292,12 +234,16 @@ class ReceiptsEngine:
 
     def _value(self, turn: _Turn, key: str, receipt: Receipt, n: int, epoch: int, output: bytes) -> None:
         digest = hashlib.blake2b(output, digest_size=16).hexdigest()
-        first = n not in receipt.attempts or receipt.attempts[n].out is not Out.VALUE
-        if protocol.complete(receipt, n, epoch, digest):
-            name = record_key(VALUE, key, str(n)) if first else record_key(VALUE, key, str(n), digest)
-            turn.records.put(name, StoredValue(output))
-            if not first:
-                turn.outbox.effects.append(KeptAside(key, n))
+        if not protocol.complete(receipt, n, epoch, digest):
+            return
+        attempt = receipt.attempts[n]
+        if attempt.value != digest:
+            turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))
+            turn.outbox.effects.append(KeptAside(key, n))
+        elif len(output) <= INLINE_BYTES_MAX:
+            attempt.output = output
+        else:
+            turn.records.put(record_key(VALUE, key, str(n)), StoredValue(output))
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)
@@ -348,9 +294,7 @@ class ReceiptsEngine:
             if protocol.verdict(attempt, receipt.repeat) is Verdict.LIVE:
                 released.append(member)
         if released:
-            turn.outbox.send(
-                "receipt-claims", turn.context.partition, LeaseReleased(claim.lease, tuple(released))
-            )
+            turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(claim.lease, tuple(released)))
         turn.outbox.effects.append(ClaimFolded(claim.lane, claim.lease, tuple(granted), tuple(lost)))
 
     def _settle(self, turn: _Turn, key: str, receipt: Receipt) -> None:
@@ -381,7 +325,7 @@ class ReceiptsEngine:
             if not protocol.stays(waiter):
                 continue
             what, n = protocol.told(receipt, waiter, stands)
-            if what is Told.WAITS:
+            if what is _WAITS:
                 continue
             flag = _FLAG_AFTER[what]
             if waiter.flag is flag:
@@ -390,8 +334,8 @@ class ReceiptsEngine:
                 turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, call)))
                 break
             # Rule 1: a value is no news to who was told failed; for one call the first of the two is final.
-            if not (what is Told.COMPLETED and waiter.flag is Flag.FAILED):
-                mark = Mark.CACHE if waiter.late else Mark.IN_FLIGHT if count else Mark.LIVE
+            if not (what is _COMPLETED and waiter.flag is _FLAG_FAILED):
+                mark = _CACHE if waiter.late else _IN_FLIGHT if count else _FIRST
                 groups.setdefault((waiter.destination, what, n), []).append((call, mark))
                 count += 1
             waiter.flag = flag
@@ -407,11 +351,14 @@ class ReceiptsEngine:
     def _message(
         self, turn: _Turn, key: str, receipt: Receipt, what: Told, n: int, calls: tuple[tuple[str, Mark], ...]
     ) -> CallsAnswered:
-        if what is Told.COMPLETED:
-            stored = turn.records.get(record_key(VALUE, key, str(n)), StoredValue)
-            assert stored is not None, f"{key}: attempt {n} completed without a stored value"
-            answer = Answer.NO_RESULT if stored.output == b"null" else Answer.COMPLETED
-            return CallsAnswered(key, n, answer, calls, output=stored.output)
+        if what is _COMPLETED:
+            output = receipt.attempts[n].output
+            if output is None:
+                stored = turn.records.get(record_key(VALUE, key, str(n)), StoredValue)
+                assert stored is not None, f"{key}: attempt {n} completed without a stored value"
+                output = stored.output
+            answer = _NO_RESULT if output == b"null" else _ANSWERED
+            return CallsAnswered(key, n, answer, calls, output=output)
         fault = receipt.attempts[n].fault
         if what is Told.FAILED:
             return CallsAnswered(key, n, Answer.FAILED, calls, fault=fault)
@@ -420,6 +367,7 @@ class ReceiptsEngine:
         return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
 
 
+_OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}
 _FLAG_AFTER = {
     Told.COMPLETED: Flag.DONE,
     Told.UNKNOWN: Flag.UNKNOWN,

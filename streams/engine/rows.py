@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, assert_never
-
-import msgspec
 
 from schemas import address
 from schemas.canonical import UncanonicalValue, canonical, dump_json, parse_json
+from schemas.commands import CountersDue, RecoveryEnded
 from schemas.events import (
     AddedRow,
     Answer,
@@ -22,12 +20,10 @@ from schemas.events import (
     CallsAnswered,
     CallWithdrawn,
     CompiledColumn,
-    CountersDue,
     Event,
     Fault,
     Mark,
     Mode,
-    RecoveryEnded,
     RowCounts,
     RowsAdded,
     RowsCounted,
@@ -48,48 +44,22 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine.port import Context, Outbox, PublicEvent, Records, Wake
-from streams.engine.program import MissingField, Renderer, compile_template, look_up
+from streams.engine.cells import addresser, call_of, cell_of, lane_partition, renderer
+from streams.engine.port import Context, Outbox, Records, Wake
+from streams.engine.program import MissingField, look_up
+from streams.engine.sheet import published
 
 #: Counters are published at most this often while rows are open.
 COUNTERS_EVERY_MS = 100
 SAMPLES_MAX = 3
-_encode = msgspec.json.Encoder().encode
-_raw = msgspec.Raw
+# Members of enums, bound once: see ``protocol``.
+_OPEN, _UNKNOWN, _COMPLETED, _FAILED = RowStatus.OPEN, RowStatus.UNKNOWN, RowStatus.COMPLETED, RowStatus.FAILED
+_RUNNING, _SKIPPED, _CELL_UNKNOWN = CellStatus.RUNNING, CellStatus.SKIPPED, CellStatus.UNKNOWN
+_CACHE = Mark.CACHE
 
 
-@lru_cache(maxsize=1024)
-def _renderer(template: str) -> Renderer:
-    return compile_template(parse_json(template))
-
-
-@lru_cache(maxsize=1024)
-def _addresser(org: str, column: CompiledColumn) -> address.ReceiptAddresser:
-    return address.ReceiptAddresser(
-        org=org,
-        scope=column.private_to,
-        tool=column.tool,
-        auth_scope=column.scope,
-        action_version=column.version,
-        window=None,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _lane_partition(lane: str, partitions: int) -> int:
-    return address.spread(lane, partitions)
-
-
-def call_of(run: str, row: str, column: str, refreshed: int) -> str:
-    """Name of a cell's call; run ids, row keys and column names hold neither ``:`` nor ``~``."""
-    return f"{run}:{row}:{column}" if not refreshed else f"{run}:{row}:{column}~{refreshed}"
-
-
-def cell_of(call: str) -> tuple[str, str, str, int]:
-    """Run, row key, column and number of the refresh that a call's name holds."""
-    run, row, rest = call.split(":")
-    column, _, refreshed = rest.partition("~")
-    return run, row, column, int(refreshed or 0)
+_MARK_NAMES = {mark: mark.value for mark in Mark}
+_STATUS_NAMES = {status: status.value for status in RowStatus}
 
 
 @dataclass(slots=True)
@@ -119,8 +89,11 @@ class _Turn:
 
     def called(self, run: str, mark: Mark) -> None:
         """Count a cell by how its value came."""
-        counts = self.calls.setdefault(run, {})
-        counts[mark.value] = counts.get(mark.value, 0) + 1
+        counts = self.calls.get(run)
+        if counts is None:
+            counts = self.calls[run] = {}
+        name = _MARK_NAMES[mark]
+        counts[name] = counts.get(name, 0) + 1
 
 
 class RowsEngine:
@@ -217,23 +190,23 @@ class RowsEngine:
             column = columns[task.column]
             if values is None:
                 values = self._values(task)
-            if any(values.get(name) in (None, "") for name in column.needs):
+            if column.needs and any(values.get(name) in (None, "") for name in column.needs):
                 task.cells[column.name] = Cell(CellStatus.SKIPPED, run=run)
                 values[column.name] = None
                 task.column += 1
                 continue
             try:
-                text = canonical(_renderer(column.template)(values))
+                text = canonical(renderer(column.template)(values))
             except (MissingField, UncanonicalValue) as error:
                 fault = Fault("bad_input", f"column {column.name}: {error}")
                 task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
                 self._settle(turn, run, share, task, RowStatus.FAILED)
                 return
-            receipt = _addresser(share.org, column).key(text)
+            receipt = addresser(share.org, column).key(text)
             task.cells[column.name] = Cell(CellStatus.RUNNING, receipt=receipt, run=run)
             self._ask(turn, run, share, task, column, receipt, text)
             return
-        computed = any(cell.status is not CellStatus.SKIPPED for cell in task.cells.values())
+        computed = any(cell.status is not _SKIPPED for cell in task.cells.values())
         self._settle(turn, run, share, task, RowStatus.COMPLETED if computed else RowStatus.SKIPPED)
 
     def _values(self, task: Task) -> dict[str, Any]:
@@ -269,7 +242,7 @@ class RowsEngine:
             mode=mode,
             refresh=refresh,
         )
-        turn.outbox.send("tool-requests", _lane_partition(column.lane, turn.context.partitions), request)
+        turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
     def _answered(self, turn: _Turn, call: str, mark: Mark, event: CallsAnswered) -> None:
         run, row, column, refreshed = cell_of(call)
@@ -279,9 +252,9 @@ class RowsEngine:
         if task is None or share.play is None or task.refreshed != refreshed:
             return
         cell = task.cells.get(column)
-        if cell is None or cell.status not in (CellStatus.RUNNING, CellStatus.UNKNOWN):
+        if cell is None or cell.status not in (_RUNNING, _CELL_UNKNOWN):
             return
-        if task.status not in (RowStatus.OPEN, RowStatus.UNKNOWN):
+        if task.status not in (_OPEN, _UNKNOWN):
             return
         turn.records.put(name, task)
         if self._asks_again(turn, run, share, task, mark, event):
@@ -294,7 +267,7 @@ class RowsEngine:
         cell.mark, cell.fault = mark, event.fault
         match event.answer:
             case Answer.COMPLETED | Answer.NO_RESULT:
-                cell.status = CellStatus.CACHED if mark is Mark.CACHE else CellStatus.COMPLETED
+                cell.status = CellStatus.CACHED if mark is _CACHE else CellStatus.COMPLETED
                 cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
                 cell.fault = None
                 task.column += 1
@@ -308,16 +281,14 @@ class RowsEngine:
             case _:
                 assert_never(event.answer)
 
-    def _asks_again(
-        self, turn: _Turn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered
-    ) -> bool:
+    def _asks_again(self, turn: _Turn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered) -> bool:
         """A repairable failure of an earlier run is asked for again, once, as a refresh of this run's own (R5)."""
         repairable = event.answer is Answer.FAILED and event.fault is not None and event.fault.repairable
         if not (repairable and mark is Mark.CACHE and task.refreshed == 0) or share.play is None:
             return False
         task.refreshed = 1
         column = share.play.columns[task.column]
-        text = canonical(_renderer(column.template)(self._values(task)))
+        text = canonical(renderer(column.template)(self._values(task)))
         self._ask(turn, run, share, task, column, event.receipt, text)
         return True
 
@@ -330,7 +301,7 @@ class RowsEngine:
         if task.status is status:
             return
         task.status = status
-        turn.count(run, status.value)
+        turn.count(run, _STATUS_NAMES[status])
         if status is RowStatus.FAILED and len(share.samples) < SAMPLES_MAX:
             column, fault = next((name, cell.fault) for name, cell in task.cells.items() if cell.fault)
             share.samples = (*share.samples, (task.row.position, column, fault.message if fault else ""))
@@ -344,36 +315,10 @@ class RowsEngine:
             revision=share.play.revision,
         )
         turn.records.put(record_key(SHEET, dataset, task.row.key), sheet)
-        turn.outbox.public.append(self._published(turn, dataset, task.row.key, sheet))
+        turn.outbox.public.append(published(dataset, task.row.key, sheet, turn.context.now_ms))
         if status is not RowStatus.UNKNOWN:
             # The sheet has it all; of the task only its identity is needed from here on.
             task.row, task.cells = AddedRow(task.row.position, task.row.key, b""), {}
-
-    def _published(self, turn: _Turn, dataset: str, key: str, sheet: SheetRow) -> PublicEvent:
-        cells = {}
-        for name, cell in sheet.cells.items():
-            shown: dict[str, Any] = {"status": cell.status.value, "run": cell.run}
-            if cell.value is not None:
-                shown["value"] = _raw(cell.value)
-            if cell.receipt is not None:
-                shown["receipt"] = cell.receipt
-            if cell.mark is not None:
-                shown["mark"] = cell.mark.value
-            if cell.fault is not None:
-                shown["code"], shown["error"] = cell.fault.code, cell.fault.message
-            cells[name] = shown
-        data = {
-            "dataset": dataset,
-            "key": key,
-            "status": sheet.status.value,
-            "run": sheet.run,
-            "position": sheet.position,
-            "fields": _raw(sheet.fields),
-            "cells": cells,
-            "updated_ms": turn.context.now_ms,
-        }
-        name = f"{dataset}/{key}"
-        return PublicEvent("map-rows", name, "paidonce.row.updated", _encode(data), f"{sheet.run}/{key}")
 
     def _cancel(self, turn: _Turn, run: str) -> None:
         """Nothing more for this run: its open rows are skipped, what they wait for is withdrawn; calls in flight go on (M15)."""
@@ -388,7 +333,7 @@ class RowsEngine:
             cell = task.cells[column.name]
             call = call_of(run, task.row.key, column.name, task.refreshed)
             if cell.receipt is not None:
-                partition = _lane_partition(column.lane, turn.context.partitions)
+                partition = lane_partition(column.lane, turn.context.partitions)
                 turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt, call))
             cell.status = CellStatus.SKIPPED
             task.status = RowStatus.SKIPPED
@@ -433,5 +378,3 @@ class RowsEngine:
             samples=share.samples,
         )
         turn.outbox.send("row-progress", address.partition_of(run, turn.context.partitions), counted)
-
-

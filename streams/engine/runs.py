@@ -11,24 +11,18 @@ from dataclasses import dataclass, field
 
 from schemas import address
 from schemas.canonical import InvalidJson, UncanonicalValue, parse_json
+from schemas.commands import CancelRequested, Misrouted, ProgressDue, RecoveryEnded, RowsAppended, RowsSealed, RunRequested
 from schemas.events import (
     AddedRow,
     CallCounts,
-    CancelRequested,
     CompiledPlay,
     Event,
-    Misrouted,
-    ProgressDue,
-    RecoveryEnded,
     RowCounts,
     RowsAdded,
-    RowsAppended,
     RowsCounted,
-    RowsSealed,
     RunCancelled,
     RunClosing,
     RunOpened,
-    RunRequested,
 )
 from schemas.progress import Counts, FailedRow, MapProgress, RunEvent
 from schemas.states import RUN, Run, RunStatus, Share, record_key
@@ -137,9 +131,7 @@ class RunsEngine:
                 turn.run(event.run)
             case Misrouted():
                 home = address.partition_of(event.run, turn.context.partitions)
-                forwarded = PublicEvent(
-                    event.topic, event.run, "paidonce.forwarded", event.value, f"{event.run}/forwarded", home
-                )
+                forwarded = PublicEvent(event.topic, event.run, "paidonce.forwarded", event.value, f"{event.run}/forwarded", home)
                 turn.outbox.public.append(forwarded)
             case RecoveryEnded():
                 for key, run in turn.records.scan(RUN, Run):
@@ -154,9 +146,12 @@ class RunsEngine:
         if run is not None:
             if run.digest != event.digest:
                 message = f"run {event.run!r} exists with another request; choose another run id"
-                self._tell(turn, event.run, RunEvent(
-                    type="run.rejected", run=event.run, at_ms=turn.context.now_ms, code="run_id_in_use", message=message
-                ), f"rejected/{event.digest}")
+                self._tell(
+                    turn,
+                    event.run,
+                    RunEvent(type="run.rejected", run=event.run, at_ms=turn.context.now_ms, code="run_id_in_use", message=message),
+                    f"rejected/{event.digest}",
+                )
             return
         faults = list(event.faults)
         rows: list[AddedRow] = []
@@ -167,14 +162,19 @@ class RunsEngine:
                 except RowFault as fault:
                     faults.append(str(fault))
         if faults or event.play is None:
-            self._tell(turn, event.run, RunEvent(
-                type="run.refused",
-                run=event.run,
-                at_ms=turn.context.now_ms,
-                code="invalid_request",
-                message=f"the run request has {len(faults)} fault{'s' * (len(faults) != 1)}",
-                faults=tuple(faults[:100]),
-            ), f"refused/{event.digest}")
+            self._tell(
+                turn,
+                event.run,
+                RunEvent(
+                    type="run.refused",
+                    run=event.run,
+                    at_ms=turn.context.now_ms,
+                    code="invalid_request",
+                    message=f"the run request has {len(faults)} fault{'s' * (len(faults) != 1)}",
+                    faults=tuple(faults[:100]),
+                ),
+                f"refused/{event.digest}",
+            )
             return
         run = Run(
             digest=event.digest,
@@ -336,7 +336,7 @@ class RunsEngine:
         ]
         run.ledger += 1
         event = RunEvent(
-            type=kind,  # type: ignore[arg-type]
+            type=kind,
             run=name,
             sequence=run.ledger,
             at_ms=turn.context.now_ms,

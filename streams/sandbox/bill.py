@@ -92,9 +92,7 @@ class Bill:
         if path is not None:
             self._take_up(path)
 
-    def record(
-        self, endpoint: str, key: str, request_id: str, items: list[Item], batch_size: int, status: str
-    ) -> None:
+    def record(self, endpoint: str, key: str, request_id: str, items: list[Item], batch_size: int, status: str) -> None:
         """Bills the items of one request; on return they are in the file."""
         pairs = [(item.id, item.content) for item in items]
         call = Call(

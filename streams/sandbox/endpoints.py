@@ -93,9 +93,7 @@ class Endpoint:
         if not items:
             raise BadRequest(422, "malformed", "items is empty: expected 1 to 100")
         if len(items) > BATCH_ITEMS_MAX:
-            raise BadRequest(
-                413, "too_many_items", f"{len(items)} items: at most {BATCH_ITEMS_MAX} in a batch"
-            )
+            raise BadRequest(413, "too_many_items", f"{len(items)} items: at most {BATCH_ITEMS_MAX} in a batch")
         # What was understood rather than the bytes, so that white space or a new field order is no conflict.
         understood = "\0".join([self.path, *(f"{item.id}\1{item.content}" for item in items)])
         return Work(items, blake2b(understood.encode(), digest_size=16).digest())
@@ -104,9 +102,7 @@ class Endpoint:
         """Joins the items' outcomes (JSON fields after the opening brace) into the response body."""
         if not self.batch:
             return b"{" + outcomes[0]
-        parts = [
-            b'{"id":%s,%s' % (item.id.encode(), done) for item, done in zip(items, outcomes, strict=True)
-        ]
+        parts = [b'{"id":%s,%s' % (item.id.encode(), done) for item, done in zip(items, outcomes, strict=True)]
         return b'{"results":[' + b",".join(parts) + b"]}"
 
 

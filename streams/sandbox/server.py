@@ -119,9 +119,7 @@ class Sandbox:
         self.url = f"http://{host}:{port}"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._runner.cleanup()
         self._provider.bill.close()
 

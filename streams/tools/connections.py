@@ -6,6 +6,7 @@ remembered (cookies) or sent a second time.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ssl
 import zlib
@@ -62,11 +63,17 @@ class _Connector(aiohttp.TCPConnector):
                     return connection
                 connection.close()
         except aiohttp.ClientConnectorError as error:  # name, address, TLS
-            raise NothingSent(str(error.os_error)) from error
+            raise NothingSent(str(error.__cause__ or error)) from error
         except TimeoutError as error:
             raise NothingSent("no connection in time") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except aiohttp.ClientError as error:
             raise NothingSent(_name(error)) from error
+        except asyncio.CancelledError:
+            # Closing the pool cancels those who wait for a connection, without a word to their tasks.
+            task = asyncio.current_task()
+            if self.closed and task is not None and not task.cancelling():
+                raise NothingSent("the connections were closed") from None
+            raise
         raise NothingSent("it speaks before it is asked")
 
 

@@ -134,9 +134,7 @@ def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tupl
     return tuple(_member_outcome(form, item) for item in items)
 
 
-def _by_key(
-    form: BatchForm, match_key: str, members: tuple[CallMember, ...], items: list[JsonValue]
-) -> tuple[MemberOutcome, ...]:
+def _by_key(form: BatchForm, match_key: str, members: tuple[CallMember, ...], items: list[JsonValue]) -> tuple[MemberOutcome, ...]:
     found: dict[str, dict[str, JsonValue]] = {}
     repeated: set[str] = set()
     for item in items:

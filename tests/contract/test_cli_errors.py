@@ -1,6 +1,6 @@
 """What the command line says about bad input: one clear line, the right exit code, and nothing half-started.
 
-The broker of these tests is a listener that counts who connects: a fault that is found at home never gets that far.
+The broker of these tests is a listener that counts who connects: a fault found at home never gets that far.
 """
 
 import os
@@ -98,8 +98,8 @@ class Said:
 
 
 @pytest.fixture
-def submit(desk: Path, broker: Listener, capfd: pytest.CaptureFixture[str]) -> Iterator["Submit"]:
-    yield Submit(desk, broker, capfd)
+def submit(desk: Path, broker: Listener, capfd: pytest.CaptureFixture[str]) -> "Submit":
+    return Submit(desk, broker, capfd)
 
 
 class Submit:
@@ -134,8 +134,7 @@ class Submit:
 def test_a_column_that_the_rows_lack_is_named_with_both_files(submit: Submit) -> None:
     submit.play("row.email", "row.emial")
     assert submit.refused(code=2) == (
-        "rows.csv: no column 'emial', which play.toml: columns.0.input uses; did you mean 'email'? "
-        "Found: id, email"
+        "rows.csv: no column 'emial', which play.toml: columns.0.input uses; did you mean 'email'? Found: id, email"
     )
 
 
@@ -176,9 +175,7 @@ def test_a_computed_column_does_not_hide_one_of_the_file(submit: Submit) -> None
         ("{{ row. }}", "columns.0.input.email: '{{ row. }}' is not of the form {{ row.field }}"),
     ],
 )
-def test_a_template_that_cannot_be_read_is_named_by_its_place(
-    submit: Submit, template: str, expected: str
-) -> None:
+def test_a_template_that_cannot_be_read_is_named_by_its_place(submit: Submit, template: str, expected: str) -> None:
     submit.play("{{ row.email }}", template)
     assert submit.refused(code=2) == f"play.toml: {expected}"
 
@@ -190,7 +187,11 @@ def test_a_template_that_cannot_be_read_is_named_by_its_place(
         ('key = ["id"]', 'keys = ["id"]', "play.toml: keys: Extra inputs are not permitted"),
         ('name = "score"', 'name = "check"', "play.toml: column names appear twice: check"),
         ('name = "contacts"', "name = ", "play.toml: not TOML: Invalid value (at line 2, column 8)"),
-        ("{{ row.email }}", "{{ row.email }}\", n = nan, x = \"", "play.toml: columns.0.input.n: nan is no JSON number"),
+        (
+            "{{ row.email }}",
+            '{{ row.email }}", n = nan, x = "',
+            "play.toml: columns.0.input.n: nan is no JSON number",
+        ),
     ],
 )
 def test_a_bad_play_is_named_by_its_field(submit: Submit, old: str, new: str, expected: str) -> None:
@@ -203,7 +204,10 @@ def test_a_bad_play_is_named_by_its_field(submit: Submit, old: str, new: str, ex
     [
         (b"id,email\n1,a@b.example\n2\n", "rows.csv: line 3: 1 field, expected 2 as in line 1"),
         (b"id,email,id\n", "rows.csv: line 1: columns 1 and 3 are both named 'id'"),
-        (b'id,email\n1,"a@b.example\n', "rows.csv: line 2: a quote opened in the row that begins here is never closed"),
+        (
+            b'id,email\n1,"a@b.example\n',
+            "rows.csv: line 2: a quote opened in the row that begins here is never closed",
+        ),
         (b"id,email\n1,\xff\n", "rows.csv: line 2, byte 3: 0xff is not UTF-8; save it as UTF-8"),
         (b"", "rows.csv: the file is empty; expected a line that names the columns, then rows"),
     ],
@@ -222,7 +226,8 @@ def test_a_fault_in_the_last_of_many_rows_starts_nothing(submit: Submit) -> None
 def test_a_number_that_json_cannot_carry_is_named_by_line_and_column(submit: Submit) -> None:
     """case_D3: what cannot be carried exactly is refused at intake."""
     (submit.desk / "rows.jsonl").write_text('{"id":1,"email":"a@b.example"}\n{"id":NaN,"email":"x"}\n')
-    assert submit.refused(code=2, rows="rows.jsonl") == "rows.jsonl: line 2, column 'id': NaN is no JSON number"
+    said = submit.refused(code=2, rows="rows.jsonl")
+    assert said == "rows.jsonl: line 2, column 'id': NaN is no JSON number"
 
 
 def test_a_row_without_its_key_is_named(submit: Submit) -> None:
@@ -234,17 +239,14 @@ def test_a_row_without_its_key_is_named(submit: Submit) -> None:
 
 def test_a_key_that_is_null_is_named(submit: Submit) -> None:
     (submit.desk / "rows.jsonl").write_text('{"id":1,"email":"a"}\n{"id":null,"email":"b"}\n')
-    assert submit.refused(code=2, rows="rows.jsonl") == (
-        "rows.jsonl: row 1 (the first is 0): the key column 'id' is null"
-    )
+    assert submit.refused(code=2, rows="rows.jsonl") == ("rows.jsonl: row 1 (the first is 0): the key column 'id' is null")
 
 
 def test_an_unknown_tool_is_named_with_those_that_are_known(submit: Submit) -> None:
     submit.play("acme.score", "acme.scores")
     said = submit.refused("--providers", str(submit.desk / "providers.toml"), code=78)
     assert said.startswith(
-        "play.toml: columns.1.tool: unknown tool 'acme.scores'; known in providers.toml: "
-        "acme.email-check, acme.score"
+        "play.toml: columns.1.tool: unknown tool 'acme.scores'; known in providers.toml: acme.email-check, acme.score"
     )
 
 
@@ -269,12 +271,10 @@ def test_a_file_that_is_not_there_is_named(submit: Submit, name: str) -> None:
 
 
 def test_a_run_id_that_cannot_be_is_named(submit: Submit) -> None:
-    assert submit.refused("--run", "no spaces", code=2).startswith("run id 'no spaces': expected letters, ")
+    assert submit.refused("--run", "no spaces", code=2).startswith("run id 'no spaces': expected ")
 
 
-def test_a_broker_that_is_not_there_is_named_by_its_address(
-    desk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broker_that_is_not_there_is_named_by_its_address(desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     files = [str(desk / "play.toml"), "--rows", str(desk / "rows.csv")]
@@ -311,7 +311,8 @@ def test_a_setting_that_nobody_knows_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run", "submit"], ["run", "nosuch"], ["--nosuch"], ["run", "export", "r", "--to", "x.xlsx"]]
+    "arguments",
+    [["run", "submit"], ["run", "nosuch"], ["--nosuch"], ["run", "export", "r", "--to", "x.xlsx"]],
 )
 def test_wrong_usage_is_one_line_and_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2

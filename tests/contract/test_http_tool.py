@@ -29,9 +29,7 @@ def caller_of(url: str, *, secret: str = SECRET, provider: dict[str, Any] | None
 
 
 @asynccontextmanager
-async def opened(
-    *faults: Fault, sandbox: dict[str, Any] | None = None, **tool: Any
-) -> AsyncIterator[tuple[Sandbox, HttpCaller]]:
+async def opened(*faults: Fault, sandbox: dict[str, Any] | None = None, **tool: Any) -> AsyncIterator[tuple[Sandbox, HttpCaller]]:
     async with Sandbox(api_key=SECRET, faults=faults, **(sandbox or {})) as provider:
         caller = caller_of(provider.url, **tool)
         try:
@@ -53,7 +51,7 @@ def fault_of(report: CallReport) -> Any:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5.0):
-        while not holds():  # noqa: ASYNC110 - the sandbox runs in this loop, and goes on when we let it
+        while not holds():
             await asyncio.sleep(0)
 
 
@@ -68,6 +66,15 @@ async def test_an_answer_is_the_output_and_the_bill_shows_key_and_request() -> N
         assert report.seconds > 0
     [line] = sandbox.bill()
     assert (line.idempotency_key, line.request_id) == ("key-1", "request-1")
+
+
+async def test_a_provider_may_ask_for_neither_key_nor_secret() -> None:
+    described = {"idempotency_header": None, "auth": None}
+    async with Sandbox(api_key=SECRET) as sandbox:
+        caller = caller_of(sandbox.url, provider=described)
+        fault = fault_of(await caller.call(call_of("a@example.com")))
+        await caller.close()
+    assert fault.code == "http_401"
 
 
 async def test_a_429_is_not_done_and_pauses_the_lane() -> None:

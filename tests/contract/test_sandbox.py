@@ -46,9 +46,7 @@ async def wait_until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
 async def open_sandbox(**options: Any) -> AsyncIterator[tuple[Sandbox, httpx.AsyncClient]]:
     async with (
         Sandbox(api_key="secret", **options) as sandbox,
-        httpx.AsyncClient(
-            base_url=sandbox.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS
-        ) as client,
+        httpx.AsyncClient(base_url=sandbox.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS) as client,
     ):
         yield sandbox, client
 
@@ -190,9 +188,7 @@ async def test_over_the_rate_the_answer_is_429_with_retry_after_and_no_bill() ->
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("path", "body"), [(EMAIL, {"email": "a@example.com"}), (EMAILS, batch_of("a@b.com", "c"))]
-)
+@pytest.mark.parametrize(("path", "body"), [(EMAIL, {"email": "a@example.com"}), (EMAILS, batch_of("a@b.com", "c"))])
 async def test_the_same_key_gets_the_same_answer_and_is_billed_once(path: str, body: dict[str, Any]) -> None:
     async with open_sandbox() as (sandbox, client):
         first = await client.post(path, json=body, headers=with_key("k1"))
@@ -219,9 +215,7 @@ async def test_a_key_used_with_another_body_is_a_conflict() -> None:
 async def test_the_same_key_during_the_first_request_waits_for_its_answer() -> None:
     async with open_sandbox(latency_ms=300) as (sandbox, client):
         body, started = {"email": "a@example.com"}, time.monotonic()
-        answers = await asyncio.gather(
-            *(client.post(EMAIL, json=body, headers=with_key("k1")) for _ in range(3))
-        )
+        answers = await asyncio.gather(*(client.post(EMAIL, json=body, headers=with_key("k1")) for _ in range(3)))
         assert time.monotonic() - started >= 0.3
     assert len({answer.content for answer in answers}) == 1
     summary = sandbox.summary()

@@ -45,9 +45,7 @@ async def wait_until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
 async def open_sandbox(**options: Any) -> AsyncIterator[tuple[Sandbox, httpx.AsyncClient]]:
     async with (
         Sandbox(api_key="secret", **options) as sandbox,
-        httpx.AsyncClient(
-            base_url=sandbox.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS
-        ) as client,
+        httpx.AsyncClient(base_url=sandbox.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS) as client,
     ):
         yield sandbox, client
 
@@ -60,9 +58,7 @@ def client_of(process: SandboxProcess) -> httpx.Client:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("kind", "billed"), [(FaultKind.CLOSE_BEFORE_WORK, 0), (FaultKind.CLOSE_AFTER_WORK, 1)]
-)
+@pytest.mark.parametrize(("kind", "billed"), [(FaultKind.CLOSE_BEFORE_WORK, 0), (FaultKind.CLOSE_AFTER_WORK, 1)])
 async def test_a_closed_socket_says_nothing_about_the_bill(kind: FaultKind, billed: int) -> None:
     async with open_sandbox(faults=[Fault(kind=kind, next=1)]) as (sandbox, client):
         with pytest.raises(httpx.RemoteProtocolError):
@@ -128,12 +124,8 @@ async def test_an_answer_may_drip() -> None:
 async def test_items_of_a_batch_may_fail_and_are_not_billed() -> None:
     fault = Fault(kind=FaultKind.ITEM_ERROR, contains="bad", code="no_mx", retryable=False, status=207)
     async with open_sandbox(faults=[fault]) as (sandbox, client):
-        answer = await client.post(
-            EMAILS, json=batch_of("a@example.com", "bad@example.com"), headers=with_key("k")
-        )
-        again = await client.post(
-            EMAILS, json=batch_of("a@example.com", "bad@example.com"), headers=with_key("k")
-        )
+        answer = await client.post(EMAILS, json=batch_of("a@example.com", "bad@example.com"), headers=with_key("k"))
+        again = await client.post(EMAILS, json=batch_of("a@example.com", "bad@example.com"), headers=with_key("k"))
     assert answer.status_code == again.status_code == 207
     assert answer.json()["results"][1] == {"id": 1, "error": {"code": "no_mx", "retryable": False}}
     assert answer.content == again.content
@@ -158,9 +150,7 @@ async def test_faults_and_settings_change_at_run_time_and_reset_forgets_all(tmp_
         faults = {"faults": [{"kind": "error_before_work", "endpoint": "phone", "status": 502}]}
         assert (await client.post("/admin/faults", json=faults)).status_code == 200
         assert (await client.post(PHONE, json={"phone": "12"})).status_code == 502
-        assert (
-            await client.post(EMAIL, json={"email": "a@b.com"}, headers=with_key("k1"))
-        ).status_code == 200
+        assert (await client.post(EMAIL, json={"email": "a@b.com"}, headers=with_key("k1"))).status_code == 200
         assert (await client.post("/admin/settings", json={"latency_ms": 5})).json()["latency_ms"] == 5
         for path, wrong in [("faults", {"faults": [{"kind": "gremlin"}]}), ("settings", {"speed": 1})]:
             assert (await client.post(f"/admin/{path}", json=wrong)).status_code == 422

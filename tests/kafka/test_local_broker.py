@@ -46,9 +46,7 @@ def wait_until(what: str, predicate: Callable[[], bool], seconds: float = 20) ->
 def starter(folder: Path, mode: str = "") -> "subprocess.Popen[str]":
     """A process of its own that starts the broker; with `parent` the broker is to end with it."""
     command = [sys.executable, "-c", START, str(folder), mode]
-    return subprocess.Popen(
-        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +98,7 @@ async def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
 def test_it_listens_on_loopback_and_takes_an_event_of_eight_mebibytes(shared: LocalBroker) -> None:
     running = shared.start()
     host, port = running.bootstrap.split(":")
-    listening = {
-        c.laddr for c in psutil.Process(running.pid).net_connections() if c.status == psutil.CONN_LISTEN
-    }
+    listening = {c.laddr for c in psutil.Process(running.pid).net_connections() if c.status == psutil.CONN_LISTEN}
     assert host == "127.0.0.1"
     assert int(port) in {address.port for address in listening}
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
@@ -201,18 +197,14 @@ def test_a_taken_port_is_named_with_the_file_that_remembers_it(fresh: LocalBroke
         port = other.getsockname()[1]
         fresh.folder.mkdir()
         (fresh.folder / "address.json").write_text(json.dumps({"client": port, "controller": port}))
-        with pytest.raises(
-            BrokerError, match=rf"Port {port} .*address\.json, is taken .* Next: end that one"
-        ):
+        with pytest.raises(BrokerError, match=rf"Port {port} .*address\.json, is taken .* Next: end that one"):
             fresh.start()
 
 
 def test_a_broker_that_dies_while_starting_shows_its_last_lines(fresh: LocalBroker) -> None:
     (fresh.folder / "data").mkdir(parents=True)
     (fresh.folder / "data" / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=77\n")
-    with pytest.raises(
-        BrokerError, match=r"ended while starting(.|\n)*broker\.log:(.|\n)*77(.|\n)*Next: see"
-    ):
+    with pytest.raises(BrokerError, match=r"ended while starting(.|\n)*broker\.log:(.|\n)*77(.|\n)*Next: see"):
         fresh.start()
     assert fresh.status() is None
 

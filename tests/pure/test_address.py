@@ -127,11 +127,7 @@ def test_golden_every_name_is_what_it_always_was(name: str, golden: str) -> None
 
 
 def test_golden_a_name_can_be_made_by_hand_from_what_the_module_says() -> None:
-    preimage = (
-        b'["receipt","org","play","acme.verify","'
-        + ASK["auth_scope"].encode()
-        + b'","1",null,{"email":"ada@example.com"}]'
-    )
+    preimage = b'["receipt","org","play","acme.verify","' + ASK["auth_scope"].encode() + b'","1",null,{"email":"ada@example.com"}]'
     assert hashlib.blake2b(preimage, digest_size=20).hexdigest() == RECEIPT
     for name, by_hand in {
         "provider_forced": f'["provider","{RECEIPT}",1,2,"run","run:0:email"]',
@@ -151,9 +147,7 @@ def test_golden_partitions_are_what_they_always_were() -> None:
 
 def test_K1_another_process_with_another_hash_seed_makes_the_same_key() -> None:
     program = f"from schemas.address import receipt_key; print(receipt_key(**{ASK!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
     assert done.stdout.strip() == RECEIPT, done.stderr
 
 
@@ -182,12 +176,7 @@ def test_K1_the_addresser_and_canonical_input_give_the_same_key(ask: dict[str, A
     text = canonical(ask["input"])
     constant = {field: fact for field, fact in ask.items() if field != "input"}
     addresser = ReceiptAddresser(**constant)
-    assert (
-        addresser.key(text)
-        == addresser.key(text)
-        == receipt_key(**ask)
-        == receipt_key(**{**ask, "input": text})
-    )
+    assert addresser.key(text) == addresser.key(text) == receipt_key(**ask) == receipt_key(**{**ask, "input": text})
     assert is_digest(addresser.key(text))
 
 
@@ -199,9 +188,7 @@ def test_K1_an_empty_field_is_an_error_that_names_it(field: str) -> None:
 
 
 def test_K2_one_input_in_two_spellings_has_one_key() -> None:
-    assert receipt_key(**{**ASK, "input": {"b": 1, "a": 2.0}}) == receipt_key(
-        **{**ASK, "input": {"a": 2, "b": 1.0}}
-    )
+    assert receipt_key(**{**ASK, "input": {"b": 1, "a": 2.0}}) == receipt_key(**{**ASK, "input": {"a": 2, "b": 1.0}})
 
 
 def test_case_D3_integers_beyond_a_double_have_keys_of_their_own() -> None:
@@ -309,9 +296,7 @@ def test_K3_an_unknown_scope_is_an_error_that_repeats_no_secret(change: dict[str
     ],
 )
 def test_K3_one_service_in_two_spellings_is_one_scope(left: str, right: str) -> None:
-    assert auth_scope_digest(**{**SCOPE, "base_url": left}) == auth_scope_digest(
-        **{**SCOPE, "base_url": right}
-    )
+    assert auth_scope_digest(**{**SCOPE, "base_url": left}) == auth_scope_digest(**{**SCOPE, "base_url": right})
 
 
 def test_K3_path_case_port_and_scheme_tell_services_apart() -> None:
@@ -382,9 +367,7 @@ def test_K6_a_batch_call_depends_on_its_payload_and_no_batch_is_empty() -> None:
 def test_K7_a_child_run_depends_on_each_fact(field: str) -> None:
     """The same facts name the same child in a replay."""
     assert child_run_id(**CHILD) == child_run_id(**CHILD)
-    assert child_run_id(**{**CHILD, field: None if field == "row_scope" else "other"}) != child_run_id(
-        **CHILD
-    )
+    assert child_run_id(**{**CHILD, field: None if field == "row_scope" else "other"}) != child_run_id(**CHILD)
 
 
 def test_K7_a_row_scope_depends_on_each_part() -> None:
@@ -471,9 +454,7 @@ def test_text_and_number_are_two_keys_and_key_columns_count_by_name() -> None:
     assert row_key("d", ["id"], {"id": 1}) != row_key("d", ["no"], {"no": 1})
 
 
-@pytest.mark.parametrize(
-    ("row", "what"), [({"a": 1}, "missing in the row"), ({"id": None}, "null in the row")]
-)
+@pytest.mark.parametrize(("row", "what"), [({"a": 1}, "missing in the row"), ({"id": None}, "null in the row")])
 def test_a_row_without_its_key_is_an_error_that_names_the_field(row: dict[str, Any], what: str) -> None:
     with pytest.raises(Unaddressable, match=rf"^id: {what}") as refusal:
         row_key("contacts", ["id"], row)

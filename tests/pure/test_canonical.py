@@ -31,10 +31,7 @@ from schemas.canonical import (
 
 SAFE = 2**53 - 1
 # Texts that tell the two orders of keys apart, and every kind of escape, come up often.
-texts = (
-    st.text(st.sampled_from('ab"\\/\b\f\n\r\t\0\x1f\x7f\u2028\ud7ff\ue000\uffff\U00010000\U0001f600$'))
-    | st.text()
-)
+texts = st.text(st.sampled_from('ab"\\/\b\f\n\r\t\0\x1f\x7f\u2028\ud7ff\ue000\uffff\U00010000\U0001f600$')) | st.text()
 floats = st.floats(allow_nan=False, allow_infinity=False)
 keys = texts.filter(lambda text: text != "$bytes")  # reserved: it has tests of its own
 leaves = st.none() | st.booleans() | st.integers(-SAFE, SAFE) | floats | texts
@@ -104,9 +101,7 @@ def test_K2_canonical_is_what_the_rfc8785_package_writes(value: Any) -> None:
     assert canonical(value) == rfc8785.dumps(value)
 
 
-@given(
-    st.dictionaries(keys, texts | st.booleans() | st.none() | st.integers(-SAFE, SAFE) | floats, max_size=6)
-)
+@given(st.dictionaries(keys, texts | st.booleans() | st.none() | st.integers(-SAFE, SAFE) | floats, max_size=6))
 def test_K2_flat_rows_agree_with_rfc8785_on_either_path(row: dict[str, Any]) -> None:
     assert canonical(row) == rfc8785.dumps(row)
 
@@ -191,9 +186,7 @@ def test_K2_the_numbers_of_appendix_b_of_the_rfc(bits: str, text: str) -> None:
 
 def test_K2_key_order_number_form_and_escapes_change_nothing_absent_and_null_differ() -> None:
     assert (
-        canonical(parse_json('{"b":1.0,"a":"\\u00e9"}'))
-        == canonical(parse_json('{"a":"é","b":1}'))
-        == '{"a":"é","b":1}'.encode()
+        canonical(parse_json('{"b":1.0,"a":"\\u00e9"}')) == canonical(parse_json('{"a":"é","b":1}')) == '{"a":"é","b":1}'.encode()
     )
     assert canonical(1) == canonical(1.0) == canonical(parse_json("1e0")) == b"1"
     assert canonical(True) == b"true" != canonical(1)
@@ -204,9 +197,7 @@ def test_K2_key_order_number_form_and_escapes_change_nothing_absent_and_null_dif
 # ---- case_D3: numbers that codecs change
 
 
-@pytest.mark.parametrize(
-    "digits", [str(n) for n in (2**53 + 1, 2**63, 2**64, 19933688932870350000, -(2**63) - 1)]
-)
+@pytest.mark.parametrize("digits", [str(n) for n in (2**53 + 1, 2**63, 2**64, 19933688932870350000, -(2**63) - 1)])
 def test_case_D3_integers_keep_every_digit_from_text_to_key_and_back(digits: str) -> None:
     value = parse_json(f'{{"n":{digits}}}')
     assert value == {"n": int(digits)}
@@ -222,13 +213,9 @@ def test_case_D3_minus_zero_is_zero_and_a_sum_keeps_its_last_digit() -> None:
     assert canonical([-0.0, 0, 0.1 + 0.2]) == b"[0,0,0.30000000000000004]"
 
 
-@pytest.mark.parametrize(
-    "number", [math.nan, math.inf, -math.inf, Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity")]
-)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity")])
 @pytest.mark.parametrize("write", [canonical, normalize, dump_json])
-def test_case_D3_what_is_no_number_is_refused_by_path_and_never_null(
-    number: object, write: Callable[[object], object]
-) -> None:
+def test_case_D3_what_is_no_number_is_refused_by_path_and_never_null(number: object, write: Callable[[object], object]) -> None:
     with pytest.raises(UncanonicalValue, match=r"^\$\.row\.score: .* is no JSON number") as refusal:
         write({"row": {"name": "Ada", "score": number}})
     assert refusal.value.path == "$.row.score"
@@ -288,9 +275,7 @@ def test_case_D3_a_long_run_of_digits_inside_a_text_is_only_text() -> None:
         ("[" * 100_000, 0, "nested too deeply"),
     ],
 )
-def test_case_D3_what_is_no_json_is_refused_with_its_position(
-    text: str | bytes, position: int, reason: str
-) -> None:
+def test_case_D3_what_is_no_json_is_refused_with_its_position(text: str | bytes, position: int, reason: str) -> None:
     with pytest.raises(InvalidJson) as refusal:
         parse_json(text)
     assert refusal.value.position == position
@@ -324,9 +309,7 @@ def test_a_float_is_read_back_bit_for_bit_on_either_path(number: float) -> None:
     assert same(parse_json(f"[{number!r}, 1111111111111111111]"), [number, 1111111111111111111])
 
 
-@given(
-    st.text(st.sampled_from('[]{}:,"\\u0d8c1234-+.eE truefalsn\x00é\U0001f600')) | rfc_values.map(json.dumps)
-)
+@given(st.text(st.sampled_from('[]{}:,"\\u0d8c1234-+.eE truefalsn\x00é\U0001f600')) | rfc_values.map(json.dumps))
 def test_the_fast_decoder_and_the_judge_agree_on_every_text(text: str) -> None:
     def outcome(read: Callable[[str], JsonValue]) -> str:
         try:
@@ -373,9 +356,7 @@ def test_dump_json_carries_any_json_also_what_is_reserved_in_keys() -> None:
 
 @pytest.mark.parametrize("write", [canonical, normalize, dump_json])
 def test_a_lone_surrogate_is_refused_in_text_and_key(write: Callable[[object], object]) -> None:
-    with pytest.raises(
-        UncanonicalValue, match=r"^\$\.a\[1\]: text with the lone surrogate U\+D800"
-    ) as refusal:
+    with pytest.raises(UncanonicalValue, match=r"^\$\.a\[1\]: text with the lone surrogate U\+D800") as refusal:
         write({"a": ["b", "é\ud800"]})
     assert refusal.value.path == "$.a[1]"
     with pytest.raises(UncanonicalValue, match=r"^\$: text with the lone surrogate U\+DC00"):
@@ -477,9 +458,7 @@ def test_case_D5_each_python_type_has_one_documented_form(value: object, text: s
     ],
 )
 @pytest.mark.parametrize("write", [canonical, normalize, dump_json])
-def test_case_D5_what_has_no_one_form_is_refused_by_path(
-    value: object, reason: str, write: Callable[[object], object]
-) -> None:
+def test_case_D5_what_has_no_one_form_is_refused_by_path(value: object, reason: str, write: Callable[[object], object]) -> None:
     with pytest.raises(UncanonicalValue, match=r"^\$\.a\[0\]: ") as refusal:
         write({"a": [value]})
     assert refusal.value.path == "$.a[0]"
@@ -523,7 +502,4 @@ def test_case_D5_the_reserved_key_is_refused_where_it_is_not_the_form_of_bytes(
 
 
 def test_case_D5_a_text_with_the_reserved_word_or_a_price_is_only_text() -> None:
-    assert (
-        canonical({"a": "$5", "b": "$bytes", "c": '"$bytes":'})
-        == b'{"a":"$5","b":"$bytes","c":"\\"$bytes\\":"}'
-    )
+    assert canonical({"a": "$5", "b": "$bytes", "c": '"$bytes":'}) == b'{"a":"$5","b":"$bytes","c":"\\"$bytes\\":"}'

@@ -113,7 +113,9 @@ def test_a_topic_read_again_from_its_start_gives_the_same_record(queues: tuple[l
         event
         for index, event in enumerate(mixed)
         if isinstance(event, BatchClaimed)
-        or any(isinstance(e, BatchClaimed) and e.lease == event.lease and e.members[0].n == event.members[0].n for e in mixed[:index])
+        or any(
+            isinstance(e, BatchClaimed) and e.lease == event.lease and e.members[0].n == event.members[0].n for e in mixed[:index]
+        )
     ]
     values = [event for event in completions_ if isinstance(event, AttemptEnded) and isinstance(event.outcome, Value)]
     once = [*requests_, *claims_, *values]
@@ -172,9 +174,7 @@ def test_no_new_operation_while_a_call_under_the_last_may_still_be_billed(queues
         if op == n:
             ours = [a for a in receipt.attempts.values() if a.lease and a.epoch == epoch and not a.released]
             if ours:
-                last = max(
-                    (number for number, a in receipt.attempts.items() if a.lease and a.epoch == epoch and not a.released)
-                )
+                last = max((number for number, a in receipt.attempts.items() if a.lease and a.epoch == epoch and not a.released))
                 used = receipt.attempts[last].op
                 assert all(
                     protocol.verdict(a, Repeat.WITH_KEY) in (Verdict.OK, Verdict.FAILED, Verdict.RETRY, Verdict.AGAIN)

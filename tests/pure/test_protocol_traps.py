@@ -8,8 +8,8 @@ from __future__ import annotations
 from schemas.events import LeaseReleased, Mode, Repeat
 from schemas.states import Flag
 from streams.engine import protocol
+from streams.engine.effects import ClaimFolded, Queued
 from streams.engine.port import Outbox
-from streams.engine.receipts import ClaimFolded, Queued
 from tests.support import given as g
 
 

@@ -6,12 +6,14 @@ For tests with real parts. Nothing here knows what a test expects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +21,10 @@ from schemas.plays import Play
 from schemas.progress import MapProgress, RunEvent
 from streams.broker import topics
 from streams.client import Client
+from streams.publiclog import PublicLog
 from streams.sandbox import SandboxProcess
 from streams.settings import Settings
+from tests.support import wait
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,23 +52,43 @@ path = "/v1/email/check/batch"
 size_max = {size}
 window_ms = 50
 match_key = "id"
+
+# The sandbox ignores keys here: what is sent twice is billed twice.
+[providers.sandbox.tools.phone]
+path = "/v1/phone/check"
+repeat = "{repeat}"
+timeout_seconds = {timeout}
+
+[providers.sandbox.tools.phones]
+path = "/v1/phone/check"
+repeat = "{repeat}"
+timeout_seconds = {timeout}
+[providers.sandbox.tools.phones.batch]
+path = "/v1/phone/check/batch"
+size_max = {size}
+window_ms = 50
+match_key = "id"
 """
 
 
-def play(tool: str = "email", *, name: str = "contacts") -> Play:
-    """A play with one column that checks ``row.email``; rows are identified by ``id``."""
+def play(tool: str = "email", *, name: str = "contacts", provider: str = "sandbox") -> Play:
+    """A play with one column that checks ``row.email``, or ``row.phone`` with a tool for phones; ``id`` identifies rows."""
+    what = "phone" if tool.startswith("phone") else "email"
     return Play.model_validate(
         {
             "name": name,
             "key": ["id"],
-            "columns": [{"name": "check", "tool": f"sandbox.{tool}", "input": {"email": "{{ row.email }}"}}],
+            "columns": [{"name": "check", "tool": f"{provider}.{tool}", "input": {what: f"{{{{ row.{what} }}}}"}}],
         }
     )
 
 
 def people(count: int, *, tag: str = "p") -> list[dict[str, str]]:
     """Rows that are all different."""
-    return [{"id": f"{tag}{index}", "email": f"{tag}{index}@example.com"} for index in range(count)]
+    return [
+        {"id": f"{tag}{index}", "email": f"{tag}{index}@example.com", "phone": f"+49 30 {index:07d} {tag}"}
+        for index in range(count)
+    ]
 
 
 class WorkerProcess:
@@ -76,14 +100,15 @@ class WorkerProcess:
         self._environment = dict(environment)
         self._command = list(command)
         self.process: subprocess.Popen[bytes] | None = None
+        #: Where its log was when it was started last.
+        self._log_start = 0
 
     def start(self, **settings: object) -> Self:
         """Start it; ``settings`` override those of the system (``kill_at="dispatcher:called"``)."""
         extra = {f"PAIDONCE_{name.upper()}": str(value) for name, value in settings.items()}
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, env={**self._environment, **extra}, stdout=log, stderr=log, cwd=ROOT
-            )
+            self.process = subprocess.Popen(self._command, env={**self._environment, **extra}, stdout=log, stderr=log, cwd=ROOT)
         return self
 
     @property
@@ -122,12 +147,22 @@ class WorkerProcess:
         return self.process.wait(seconds)
 
     def text(self) -> str:
-        """What it has logged."""
+        """What it has logged, all of its lives."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def wait_ready(self, seconds: float = 30.0) -> Self:
-        """Wait until it owns partitions (``owns`` in its log since the last start)."""
-        wait_until(f"{self.name} owns partitions: {self.text()[-2000:]}", lambda: "owns 0" in self.text() or "owns" in self.text(), seconds=seconds)
+    @property
+    def partitions(self) -> int:
+        """How many partitions of tables it owned when it last said so, in this life."""
+        found = re.findall(r"owns (\d+) partitions", self.log.read_bytes()[self._log_start :].decode(errors="replace"))
+        return int(found[-1]) if found else 0
+
+    def wait_ready(self, seconds: float = 60.0) -> Self:
+        """Wait until it owns partitions."""
+        try:
+            wait_until(f"{self.name} owns partitions", lambda: self.partitions or not self.running, seconds=seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.text()[-3000:]}") from None
+        assert self.running, f"{self.name} has ended:\n{self.text()[-3000:]}"
         return self
 
     def end(self) -> None:
@@ -142,6 +177,7 @@ class System:
 
     def __init__(self, bootstrap: str, folder: Path, *, partitions: int = 4, **settings: Any) -> None:
         self.name = f"t{uuid.uuid4().hex[:10]}"
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.partitions = partitions
         self.providers = folder / "providers.toml"
@@ -186,9 +222,7 @@ class System:
         """Start the provider and write the providers file; ``options`` are those of ``SandboxProcess``."""
         self.sandbox = SandboxProcess(api_key=KEY, bill=self.folder / "bill.csv", **options).start()
         self.providers.write_text(
-            PROVIDERS.format(
-                url=self.sandbox.url, repeat=repeat, concurrency=concurrency, rate=rate, size=size, timeout=timeout
-            )
+            PROVIDERS.format(url=self.sandbox.url, repeat=repeat, concurrency=concurrency, rate=rate, size=size, timeout=timeout)
         )
         return self.sandbox
 
@@ -226,3 +260,60 @@ class System:
             logs = "\n".join(f"--- {worker.name}\n{worker.text()[-3000:]}" for worker in self.workers.values())
             last = samples[-1].message if samples else "no progress at all"
             raise AssertionError(f"{run} did not end in {seconds:g} s; {last}\n{logs}") from None
+
+    async def calls_under_way(self, count: int) -> None:
+        """Wait until the sandbox works on that many calls at once."""
+
+        async def busy() -> bool:
+            assert self.sandbox is not None
+            return self.sandbox.summary().in_flight >= count
+
+        await wait.until(f"{count} calls are under way", busy)
+
+    async def ledger(self, client: Client, run: str, *, until: str | None = None) -> list[RunEvent]:
+        """All events in a run's ledger so far; with ``until``, once it holds an event of that type."""
+        log = PublicLog(self.settings)
+        events: list[RunEvent] = []
+
+        async def read() -> bool:
+            events[:] = [
+                RunEvent.model_validate_json(record.value)
+                async for record in log.stored([log.home(run, "run-events")])
+                if record.key == run.encode()
+            ]
+            return until is None or any(event.type == until for event in events)
+
+        await wait.until(f"the ledger of {run} holds {until}", read)
+        return events
+
+    async def ends(self) -> dict[str, int]:
+        """Where each topic of events ends, summed over its partitions; the journal of turns is none of them."""
+        log = PublicLog(self.settings)
+        tps = log.all(*(name for name in topics.TOPICS if name != "turns"))
+        async with log.consumer(tps) as consumer:
+            found = await consumer.end_offsets(tps)
+        sums: dict[str, int] = {}
+        for tp, offset in found.items():
+            sums[log.name_of(tp)] = sums.get(log.name_of(tp), 0) + offset
+        return sums
+
+    @contextlib.asynccontextmanager
+    async def supervised(self) -> AsyncIterator[list[int]]:
+        """Start again every worker that ends, as a supervisor would; yields the exit codes seen."""
+        codes: list[int] = []
+
+        async def watch() -> None:
+            while True:
+                for name, worker in self.workers.items():
+                    if worker.process is not None and not worker.running:
+                        codes.append(worker.wait())
+                        self.worker(name)
+                await asyncio.sleep(0.2)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield codes
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching

@@ -1,0 +1,50 @@
+# Two commands do everything on a machine that has only Python (3.11 or newer) and make:
+#   make demo    the product, with a real Kafka, a paid provider that keeps its own bill, and a worker that gets killed
+#   make test    format, lint, types and all tests (what CI runs)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+.PHONY: demo test check lint types bench soak clean
+
+demo: $(VENV)/.demo
+	$(BIN)/paidonce demo $(ARGS)
+
+test: $(VENV)/.test check
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: lint types
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+# Measurements, a JSON line each; takes some ten minutes.
+bench: $(VENV)/.test
+	$(BIN)/python -m tests.bench.figures $(ARGS)
+
+# Twenty random kills in a run of three minutes, once with a provider that honours keys and once without repeating.
+soak: $(VENV)/.test
+	$(BIN)/python -m tests.bench.soak --repeat with-key $(ARGS)
+	$(BIN)/python -m tests.bench.soak --repeat never $(ARGS)
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools
+	touch $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.made
+	$(PIP) --no-build-isolation -e '.[local]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.made
+	$(PIP) --no-build-isolation -e '.[local,test]'
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

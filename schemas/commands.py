@@ -1,0 +1,100 @@
+"""Commands: judgements and timers of a partition's owner, journalled in its turn record.
+
+Some of them are taken from the owner's clocks, others from what users publish; once they stand in a turn record they are facts
+like all events. This module holds no behaviour.
+"""
+
+from __future__ import annotations
+
+from schemas.events import ClaimedMember, CompiledPlay, Event
+
+
+class RecoveryEnded(Event, frozen=True):
+    """A new owner has read the table: take stock of what is open."""
+
+
+class CountersDue(Event, frozen=True):
+    """The counters of a run changed and were not published yet."""
+
+    run: str
+
+
+class ProgressDue(Event, frozen=True):
+    """The progress of a run changed, or its heartbeat is due."""
+
+    run: str
+
+
+class LeaseJudgedExpired(Event, frozen=True):
+    """No claim or heartbeat of this lease was seen for its time to live, with all topics read to their ends."""
+
+    lease: str
+    members: tuple[ClaimedMember, ...]
+
+
+class AnswersDue(Event, frozen=True):
+    """A receipt has more waiters to answer than one turn takes."""
+
+    receipt: str
+    after: str
+
+
+class RunRequested(Event, frozen=True):
+    """A run request as judged once by its shell: valid and compiled, or refused with every fault."""
+
+    run: str
+    org: str
+    digest: str
+    play: CompiledPlay | None
+    faults: tuple[str, ...] = ()
+    #: Rows given inline as exact JSON objects.
+    rows: tuple[bytes, ...] = ()
+    sealed: bool = True
+    expected: int | None = None
+    force: bool = False
+    force_tool_refresh: bool = False
+
+
+class RowsAppended(Event, frozen=True):
+    """A chunk of a run's input: position of its first row and the rows as exact JSON objects."""
+
+    run: str
+    first: int
+    rows: tuple[bytes, ...]
+    digest: str
+
+
+class RowsSealed(Event, frozen=True):
+    """A run's input is complete."""
+
+    run: str
+    total: int
+
+
+class CancelRequested(Event, frozen=True):
+    """A person wants a run to stop."""
+
+    run: str
+    who: str = ""
+
+
+class Misrouted(Event, frozen=True):
+    """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
+
+    run: str
+    topic: str
+    value: bytes
+
+
+Command = (
+    RecoveryEnded
+    | CountersDue
+    | ProgressDue
+    | LeaseJudgedExpired
+    | AnswersDue
+    | RunRequested
+    | RowsAppended
+    | RowsSealed
+    | CancelRequested
+    | Misrouted
+)

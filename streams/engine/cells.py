@@ -1,0 +1,49 @@
+"""The constant parts of a column's cells: how their calls are named, addressed and rendered. Pure, and cached by column."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from schemas import address
+from schemas.canonical import parse_json
+from schemas.events import CompiledColumn
+from streams.engine.program import Renderer, compile_template
+
+
+@lru_cache(maxsize=1024)
+def renderer(template: str) -> Renderer:
+    """The compiled template of a column."""
+    return compile_template(parse_json(template))
+
+
+@lru_cache(maxsize=1024)
+def addresser(org: str, column: CompiledColumn) -> address.ReceiptAddresser:
+    """What makes the receipt keys of a column's cells (K1)."""
+    return address.ReceiptAddresser(
+        org=org,
+        scope=column.private_to,
+        tool=column.tool,
+        auth_scope=column.scope,
+        action_version=column.version,
+        window=None,
+    )
+
+
+@lru_cache(maxsize=1024)
+def lane_partition(lane: str, partitions: int) -> int:
+    """Partition of ``receipts`` that a lane lives on."""
+    return address.spread(lane, partitions)
+
+
+def call_of(run: str, row: str, column: str, refreshed: int) -> str:
+    """Name of a cell's call; run ids, row keys and column names hold neither ``:`` nor ``~``."""
+    return f"{run}:{row}:{column}" if not refreshed else f"{run}:{row}:{column}~{refreshed}"
+
+
+def cell_of(call: str) -> tuple[str, str, str, int]:
+    """Run, row key, column and number of the refresh that a call's name holds."""
+    run, row, column = call.split(":")
+    if "~" not in column:
+        return run, row, column, 0
+    column, _, refreshed = column.partition("~")
+    return run, row, column, int(refreshed)

@@ -1,0 +1,70 @@
+"""What a committed turn of ``receipts`` tells the dispatcher in its process.
+
+Effects are hints about committed state: losing one costs time, never money, since a new owner takes stock of all that is open.
+"""
+
+from __future__ import annotations
+
+from schemas.events import ClaimedMember
+from streams.engine.port import Effect
+from streams.engine.protocol import Need
+
+
+class Queued(Effect, frozen=True):
+    """A receipt needs attempt ``n``: the lane may claim it from ``not_before_ms`` on."""
+
+    receipt: str
+    lane: str
+    tool: str
+    run: str
+    need: Need
+
+
+class Unqueued(Effect, frozen=True):
+    """A receipt needs no claim now."""
+
+    receipt: str
+    lane: str
+
+
+class ClaimFolded(Effect, frozen=True):
+    """A claim of this owner was folded: call for ``granted``, forget ``lost``."""
+
+    lane: str
+    lease: str
+    granted: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+class LeaseSeen(Effect, frozen=True):
+    """A live lease whose clock starts now."""
+
+    lane: str
+    lease: str
+    members: tuple[ClaimedMember, ...]
+
+
+class LeasesSeen(Effect, frozen=True):
+    """Heartbeats were read: their leases' clocks start again."""
+
+    leases: tuple[str, ...]
+
+
+class LeaseOver(Effect, frozen=True):
+    """Attempts under this lease have ended."""
+
+    lease: str
+    receipts: tuple[str, ...]
+
+
+class ProbeSeen(Effect, frozen=True):
+    """All that came before this mark was folded."""
+
+    probe: str
+
+
+class KeptAside(Effect, frozen=True):
+    """A value arrived that is not the first of its attempt (salvage)."""
+
+    receipt: str
+    n: int
