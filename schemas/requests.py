@@ -34,6 +34,8 @@ class RunRequested(_Request):
     #: The rows, or ``None`` when they follow.
     rows: list[dict[str, Any]] | None = None
     expected_rows: int | None = Field(default=None, ge=0)
+    #: Digest of rows that follow, so that the same run id with other rows is told apart; any text that identifies them.
+    rows_digest: str | None = Field(default=None, max_length=128)
     #: Recompute rows that stand, and try failed receipts again (R2).
     force: bool = False
     #: Call providers again even for completed receipts (R2).

@@ -10,39 +10,22 @@ import gc
 import logging
 import os
 import signal
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-
-from pydantic import ValidationError
 
 from schemas.providers import Providers
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
-from streams.agents.runs import faults_of, runs_agent
+from streams.agents.runs import runs_agent
 from streams.dispatcher import Dispatcher
-from streams.errors import ConfigurationError
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
+from streams.tools.http import HttpCaller
 from streams.tools.port import Caller
+from streams.userfiles import load_providers
 from streams.worker import Worker
 
 log = logging.getLogger(__name__)
-
-
-def load_providers(path: Path | None) -> Providers:
-    """The validated providers file; no providers where there is no file. Raises ``ConfigurationError`` naming file and field."""
-    if path is None:
-        return Providers()
-    try:
-        return Providers.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
-    except ValidationError as error:
-        raise ConfigurationError(f"{path}: " + "; ".join(faults_of(error))) from error
 
 
 def killer(settings: Settings) -> KillSwitch:
@@ -90,9 +73,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
 
 def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
     """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
-    providers = load_providers(settings.providers)
-    from streams.tools.http import HttpCaller
-
+    providers = Providers() if settings.providers is None else load_providers(settings.providers)
     caller = HttpCaller(providers, environment=environment, response_bytes_max=settings.response_bytes_max)
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.

@@ -7,6 +7,7 @@ in the last row leaves nothing half-started. It knows no Kafka and no clock.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -126,6 +127,7 @@ class Submission:
             )
         except ValidationError as error:
             raise UsageError(faults_of(error, "run request")) from error
+        self._digest = hashlib.blake2b(digest_size=16)
         self._spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115  # closed by __exit__
 
     def __enter__(self) -> Submission:
@@ -162,10 +164,11 @@ class Submission:
 
     def _requests(self) -> Iterator[Request]:
         inline = self._first == 0 and len(self._rows) <= ROWS_INLINE_MAX
-        yield self._head(self._rows if inline else None)
         if inline:
+            yield self._head(self._rows)
             return
         self._cut()
+        yield self._head(None)
         self._spool.seek(0)
         first = 0
         while size := self._spool.read(8):
@@ -183,6 +186,8 @@ class Submission:
 
     def _head(self, rows: list[bytes] | None) -> Request:
         event = self._request.model_dump(mode="json", exclude={"rows"}) | {"expected_rows": self.total}
+        if rows is None:
+            event["rows_digest"] = self._digest.hexdigest()
         listed = b"null" if rows is None else b"[" + b",".join(rows) + b"]"
         value = dump_json(event)[:-1] + b',"rows":' + listed + b"}"
         return Request("run_requested", f"{self.run}/run_requested", value, len(rows or ()))
@@ -198,6 +203,7 @@ class Submission:
             "first": self._first,
         }
         value = dump_json(head)[:-1] + b',"rows":[' + b",".join(self._rows) + b"]}"
+        self._digest.update(value)
         self._spool.write(len(value).to_bytes(4, "big") + len(self._rows).to_bytes(4, "big") + value)
         self._first += len(self._rows)
         self._rows, self._bytes = [], 0

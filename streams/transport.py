@@ -7,6 +7,7 @@ that builds its aiokafka consumer is replaced. Nothing else here reaches into Fa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
@@ -25,7 +26,18 @@ BUSY_PAUSE_SECONDS = 0.03
 
 
 class BulkConsumerThread(AIOKafkaConsumerThread):
-    """The thread that owns the aiokafka consumer."""
+    """The thread that owns the aiokafka consumer, whose loop also sends the group's heartbeats."""
+
+    beat_at = 0.0
+
+    async def on_start(self) -> None:
+        """Start the consumer, and give signs of life for the watchdog."""
+        await super().on_start()
+        self._beat()
+
+    def _beat(self) -> None:
+        self.beat_at = time.monotonic()
+        self.thread_loop.call_later(1.0, self._beat)
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         conf = self.app.conf
@@ -65,6 +77,16 @@ class BulkConsumer(Consumer):
     """Faust's consumer whose starting positions are those of the turn records."""
 
     _busy = False
+    #: When the fetcher last asked for records.
+    fetched_at = 0.0
+
+    def last_fetch(self) -> float:
+        """When the fetcher last gave a sign of life; during a rebalance none is due."""
+        return self.fetched_at if self.flow_active else time.monotonic()
+
+    def last_beat(self) -> float:
+        """When the thread of the group's heartbeats last gave a sign of life."""
+        return cast(BulkConsumerThread, self._thread).beat_at
 
     def _new_consumer_thread(self) -> ConsumerThread:
         return BulkConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -80,6 +102,7 @@ class BulkConsumer(Consumer):
             self._read_offset[tp] = offset if offset else None
 
     async def _wait_next_records(self, timeout: float) -> Any:
+        self.fetched_at = time.monotonic()
         # Faust sleeps a whole second when no partition is active, which would be added to every take-over.
         if self.flow_active and not self._get_active_partitions():
             await asyncio.sleep(0.02)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import faust
 from aiokafka import TopicPartition
@@ -29,8 +29,9 @@ from streams.producers import ProducerPair
 from streams.recovery import recover
 from streams.settings import Settings
 from streams.table import Store, StoreMemory
-from streams.transport import BulkTransport
+from streams.transport import BulkConsumer, BulkTransport
 from streams.turn import Actor, AgentSpec, Checkpoint, TurnNames
+from streams.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,9 @@ class Worker:
             await self.companion.start()
             self.app = self._build()
             await self.app.start()
+            watchdog = self._watch()
             await self.app.wait_for_stopped(self._stop)
+            watchdog.stop()
             await self.app.stop()
         except PaidonceError as error:
             self.failure = self.failure or error
@@ -117,6 +120,15 @@ class Worker:
             log.error("worker stops: %s", self.failure)
             return self.failure.exit_code
         return 0
+
+    def _watch(self) -> Watchdog:
+        """End the process when it only looks alive: its partitions must go to someone who folds them."""
+        watchdog, limit = Watchdog(), self.settings.stall_seconds
+        consumer = cast(BulkConsumer, self.app.consumer)
+        watchdog.expect("fetcher", consumer.last_fetch, limit * 2)
+        watchdog.expect("group heartbeat", consumer.last_beat, limit)
+        watchdog.start(asyncio.get_running_loop(), loop_limit_seconds=limit)
+        return watchdog
 
     def stop(self) -> None:
         """Ask for an orderly stop."""

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from schemas.progress import Counts, MapProgress, RunEvent
-from streams.cli.files import load_play
+from streams.userfiles import load_play
 from streams.cli.outcome import Outcome, Tally, show_outcome
 from streams.cli.processes import WorkerProcess
 from streams.cli.stage import Pace, Stage

@@ -19,13 +19,13 @@ import typer
 
 from schemas.providers import Provider, Providers
 from streams.broker import topics
-from streams.cli.files import load_providers, secret_faults
 from streams.cli.options import options_of
 from streams.cli.terminal import put
 from streams.cli.topics import reached
 from streams.errors import ConfigurationError, PaidonceError, Unreachable
 from streams.publiclog import CONNECT_SECONDS
 from streams.settings import Settings
+from streams.userfiles import load_providers, secret_faults
 
 DIALS_MAX = 16
 FREE_BYTES_MIN = 1 << 30

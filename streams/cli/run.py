@@ -17,7 +17,6 @@ import typer
 from schemas.plays import Play
 from schemas.progress import MapProgress, RunEvent
 from streams.cli import show
-from streams.cli.files import check_tools, load_play, load_providers
 from streams.cli.options import options_of, settings_of
 from streams.cli.show import Json, Run, known_run
 from streams.cli.terminal import USAGE, LiveBar, exit_code_of, put, put_json, say
@@ -26,6 +25,7 @@ from streams.errors import UsageError
 from streams.rowfile import read_rows
 from streams.runview import RunView
 from streams.submission import check_run_id
+from streams.userfiles import check_tools, load_play, load_providers
 
 #: After this long without a word from a worker people want to know why.
 SILENCE_SECONDS = 10.0

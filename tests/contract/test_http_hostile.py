@@ -68,22 +68,23 @@ BOMB = gzip.compress(b"0" * (50 << 20))
     ],
 )
 async def test_case_g3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
-    report = await report_of(answer)
+    report = await report_of(answer, timeout_seconds=DEADLINE_SECONDS)
     assert isinstance(report.outcomes[0], Doubtful)
     assert code(report) in {"deadline", "answer_lost"}
+    assert report.seconds < DEADLINE_SECONDS + 0.5
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         pytest.param(floods(CHUNKED, b"10000\r\n" + b"x" * 0x10000 + b"\r\n"), id="endless chunks"),
-        pytest.param(floods(CHUNKED, b"40\r\n" + b"x" * 64 + b"\r\n"), id="endless small chunks"),
+        pytest.param(floods(CHUNKED, b"200\r\n" + b"x" * 512 + b"\r\n"), id="endless small chunks"),
         pytest.param(sends(whole(BOMB, "Content-Encoding: gzip")), id="gzip bomb"),
         pytest.param(sends(whole(gzip.compress(b"") * 1000 + BOMB, "Content-Encoding: gzip")), id="gzip bomb after members"),
     ],
 )
 async def test_case_g3_a_body_that_grows_too_large_is_cut_off_in_bounded_memory(answer: Serve) -> None:
-    async with serving(answer) as server, calling(server, timeout_seconds=20.0) as caller:
+    async with serving(answer) as server, calling(server) as caller:
         with memory_growing_at_most(GROWTH_BYTES_MAX):
             report = await caller.call(call_of())
         assert code(report) == "bad_response"
@@ -183,15 +184,13 @@ async def test_case_g1_two_retry_afters_that_disagree_are_none() -> None:
     ],
 )
 async def test_a_no_stays_a_no_whatever_becomes_of_its_explanation(answer: Serve) -> None:
-    report = await report_of(answer)
+    report = await report_of(answer, timeout_seconds=DEADLINE_SECONDS)
     assert code(report) == "http_422"
     assert isinstance(report.outcomes[0], Refused)
 
 
 async def test_an_explanation_may_not_take_long() -> None:
-    drip = drips(b"HTTP/1.1 402 No\r\nContent-Length: 1000\r\n\r\n", b"a")
-    async with serving(drip) as server, calling(server, timeout_seconds=60.0) as caller:
-        report = await caller.call(call_of())
+    report = await report_of(drips(b"HTTP/1.1 402 No\r\nContent-Length: 1000\r\n\r\n", b"a"))
     assert code(report) == "http_402"
     assert report.seconds < EXPLANATION_SECONDS + 1.0
 

@@ -123,7 +123,7 @@ async def hangs(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) ->
 
 
 async def test_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
-    async with serving(hangs) as server, calling(server) as caller:
+    async with serving(hangs) as server, calling(server, timeout_seconds=DEADLINE_SECONDS) as caller:
         first = asyncio.ensure_future(caller.call(call_of()))
         await until("the one connection is taken", lambda: len(server.requests) == 1)
         second = await caller.call(call_of())
@@ -135,7 +135,7 @@ async def test_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
 
 
 async def test_closing_tells_those_who_wait_for_a_connection_that_nothing_was_sent() -> None:
-    async with serving(hangs) as server, calling(server, timeout_seconds=60.0) as caller:
+    async with serving(hangs) as server, calling(server) as caller:
         first = asyncio.ensure_future(caller.call(call_of()))
         await until("the one connection is taken", lambda: len(server.requests) == 1)
         second = asyncio.ensure_future(caller.call(call_of()))
@@ -153,7 +153,7 @@ async def test_closing_tells_those_who_wait_for_a_connection_that_nothing_was_se
 async def test_a_wrong_name_no_tls_and_a_closed_port_prove_that_nothing_was_sent(url: str) -> None:
     async with serving(sends(FINE)) as server:
         wrong = Server(url.format(port=server.url.rpartition(":")[2]))
-        async with calling(wrong) as caller:
+        async with calling(wrong, timeout_seconds=1.0) as caller:
             report = await caller.call(call_of())
     assert code(report) == "unreachable"
     assert isinstance(report.outcomes[0], NotDone)
@@ -165,14 +165,14 @@ async def test_a_certificate_that_nobody_vouches_for_gets_no_request(tmp_path: P
     of_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     of_server.load_cert_chain(tmp_path / "server.pem")
     async with serving(sends(FINE), tls=of_server) as server:
-        async with calling(server, timeout_seconds=5.0) as caller:
+        async with calling(server) as caller:
             report = await caller.call(call_of())
             assert code(report) == "unreachable"
             assert isinstance(report.outcomes[0], NotDone)
             assert "certificate verify failed" in report.outcomes[0].fault.message
         assert server.requests == []
         trusting = ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
-        async with calling(server, timeout_seconds=5.0, tls=trusting) as caller:
+        async with calling(server, tls=trusting) as caller:
             assert (await caller.call(call_of())).outcomes == (Answered(b'{"fine":1}'),)
 
 

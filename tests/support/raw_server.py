@@ -18,7 +18,10 @@ from schemas.providers import Providers
 from streams.tools.http import HttpCaller
 from streams.tools.port import Answered, CallMember, CallReport, ProviderCall
 
+#: For calls that must run into it ...
 DEADLINE_SECONDS = 0.5
+#: ... and for those that must not, also on a busy machine.
+PATIENCE_SECONDS = 30.0
 CAP_BYTES = 5 << 20
 NOW = 1_800_000_000.0
 SECRET = "sk-very-secret"
@@ -122,12 +125,12 @@ def whole(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 async def calling(
     server: Server, *, concurrency: int = 1, tls: ssl.SSLContext | None = None, **tool: Any
 ) -> AsyncIterator[HttpCaller]:
-    one = {"path": "/check", "timeout_seconds": DEADLINE_SECONDS} | tool
+    one = {"path": "/check", "timeout_seconds": PATIENCE_SECONDS} | tool
     described = {
         "base_url": server.url,
         "auth": {"secret": "env:KEY"},
         "pace": {"concurrency": concurrency},
-        "tools": {"check": one},
+        "tools": {"check": one, "patient": one | {"timeout_seconds": PATIENCE_SECONDS}},
     }
     caller = HttpCaller(
         Providers.model_validate({"providers": {"raw": described}}),
@@ -142,8 +145,8 @@ async def calling(
         await caller.close()
 
 
-def call_of(fields: bytes = b'{"n": 18446744073709551617}') -> ProviderCall:
-    return ProviderCall("raw.check", (CallMember("receipt", fields),), False, "key-1", "request-1")
+def call_of(fields: bytes = b'{"n": 18446744073709551617}', *, tool: str = "check") -> ProviderCall:
+    return ProviderCall(f"raw.{tool}", (CallMember("receipt", fields),), False, "key-1", "request-1")
 
 
 async def until(what: str, holds: Callable[[], bool]) -> None:
@@ -156,13 +159,12 @@ async def until(what: str, holds: Callable[[], bool]) -> None:
 
 
 async def report_of(answer: Serve, **tool: Any) -> CallReport:
-    """How one call ends; checks that it was sent once, in time, and that the next one works."""
+    """How one call ends; checks that it was sent once, and that the next one works."""
     async with serving(answer) as server, calling(server, **tool) as caller:
         report = await caller.call(call_of())
         assert len(server.requests) == 1
-        assert report.seconds < DEADLINE_SECONDS + 0.5
         # With one connection allowed at a time this also tells that the first is given back or closed.
-        fine = await caller.call(call_of())
+        fine = await caller.call(call_of(tool="patient"))
         assert fine.outcomes == (Answered(b'{"fine":1}'),)
         await until("the broken connection is closed", lambda: server.open_connections <= 1)
     return report
