@@ -47,6 +47,10 @@ class AgentSpec:
     #: Events of a message of a public topic, which its shell judges; ``None`` where all topics carry envelopes.
     judge: Callable[[Delivery, int], Iterable[Event]] | None = None
     public_topics: tuple[str, ...] = ()
+    #: Under load, how long messages gather between two turns: a transaction costs the same for one event and for hundreds.
+    gather_seconds: float = 0.0
+    #: Decoded records kept between turns, for each partition.
+    cached_records: int = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,9 @@ class TurnNames:
         """Changelog topic of a table."""
         return f"{self.app}-{table}-changelog"
 
+
+#: A turn of this many events is a sign of load.
+BUSY_EVENTS = 40
 
 #: Called after each step of a turn with its name: where tests kill the process.
 Checkpoint = Callable[[str], None]
@@ -88,7 +95,7 @@ class Actor:
         self.inbox = inbox
         self._names = names
         self._store = store
-        self._cache = RecordCache()
+        self._cache = RecordCache(spec.cached_records)
         self._producers = producers
         self._on_effects = on_effects
         self._on_failure = on_failure
@@ -143,7 +150,10 @@ class Actor:
                 if self._stopping.is_set():
                     return
                 commands, deliveries = self.inbox.take()
+                folded = self.events_folded
                 await self.turn(commands, deliveries)
+                if self.spec.gather_seconds and self.events_folded - folded >= BUSY_EVENTS:
+                    await self._gather()
         except Fenced as error:
             self.fenced = True
             log.warning("%s/%d: fenced, dropping the partition: %s", self.spec.table, self.partition, error)
@@ -153,6 +163,13 @@ class Actor:
         except Exception as error:  # the one shell that may: a defect or the disk ends the worker, loudly
             log.exception("%s/%d: a turn failed", self.spec.table, self.partition)
             self._on_failure(PaidonceError(f"{self.spec.table}/{self.partition}: a turn failed: {error!r}"))
+
+    async def _gather(self) -> None:
+        """Let messages gather, but not beyond what one turn takes."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.spec.gather_seconds
+        while loop.time() < end and not self._stopping.is_set() and not self.inbox.plenty:
+            await asyncio.sleep(0.005)
 
     async def turn(self, commands: Sequence[Event], deliveries: Sequence[Delivery]) -> None:
         """Fold commands and messages in one transaction. Raises ``Fenced`` or ``Unreachable``."""

@@ -85,6 +85,8 @@ class Worker:
         self.connection: Mapping[str, Any] = self.settings.connection()
         self.failure: PaidonceError | None = None
         self.recovered_records = 0
+        #: Generation of the consumer group in which our partitions were opened.
+        self._generation = -1
         self._stop = asyncio.Event()
         self._memory = StoreMemory(write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes)
         self._lock: IO[str] | None = None
@@ -201,7 +203,8 @@ class Worker:
             async for event in stream.noack().events():
                 message = event.message
                 actor = self.actors.get((spec.table, message.partition))
-                if actor is not None:
+                # A message fetched before a rebalance must not overtake those that are read again after it.
+                if actor is not None and message.generation_id == self._generation:
                     actor.inbox.deliver(
                         Delivery(
                             message.topic[len(prefix) :],
@@ -227,6 +230,7 @@ class Worker:
             if self.app.consumer_generation_id != generation:
                 await asyncio.gather(*(actor.stop() for actor in opened.values()))
                 return
+            self._generation = generation
             self.actors.update({(table, partition): actor for partition, actor in opened.items()})
             await self.companion.opened(table, opened)
             for actor in opened.values():

@@ -17,6 +17,7 @@ import pytest
 from streams.tools.http import EXPLANATION_SECONDS
 from streams.tools.port import Answered, Doubtful, NotDone, Refused
 from tests.support.raw_server import (
+    DEADLINE_SECONDS,
     NOW,
     SECRET,
     Serve,
@@ -71,7 +72,7 @@ async def test_case_g3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
     report = await report_of(answer, timeout_seconds=DEADLINE_SECONDS)
     assert isinstance(report.outcomes[0], Doubtful)
     assert code(report) in {"deadline", "answer_lost"}
-    assert report.seconds < DEADLINE_SECONDS + 0.5
+    assert report.seconds < DEADLINE_SECONDS + 1.0  # on a busy machine; a drip without a deadline would go on for ever
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,6 @@ async def test_case_g1_two_retry_afters_that_disagree_are_none() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(drips(b"HTTP/1.1 422 No\r\nContent-Length: 1000\r\n\r\n", b"a"), id="drips"),
         pytest.param(floods(b"HTTP/1.1 422 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"4\r\naaaa\r\n" * 999), id="endless"),
         pytest.param(sends(b"HTTP/1.1 422 No\r\nContent-Length: 9\r\n\r\na", close=True), id="cut off"),
         pytest.param(sends(whole(b"{}", "Content-Encoding: br", status="422 No")), id="packed otherwise"),
@@ -184,15 +184,22 @@ async def test_case_g1_two_retry_afters_that_disagree_are_none() -> None:
     ],
 )
 async def test_a_no_stays_a_no_whatever_becomes_of_its_explanation(answer: Serve) -> None:
-    report = await report_of(answer, timeout_seconds=DEADLINE_SECONDS)
+    report = await report_of(answer)
     assert code(report) == "http_422"
     assert isinstance(report.outcomes[0], Refused)
+
+
+async def test_a_no_stays_a_no_when_the_deadline_strikes_in_its_explanation() -> None:
+    drip = drips(b"HTTP/1.1 422 No\r\nContent-Length: 1000\r\n\r\n", b"a")
+    report = await report_of(drip, timeout_seconds=DEADLINE_SECONDS)
+    assert code(report) == "http_422"
+    assert report.seconds < EXPLANATION_SECONDS
 
 
 async def test_an_explanation_may_not_take_long() -> None:
     report = await report_of(drips(b"HTTP/1.1 402 No\r\nContent-Length: 1000\r\n\r\n", b"a"))
     assert code(report) == "http_402"
-    assert report.seconds < EXPLANATION_SECONDS + 1.0
+    assert report.seconds < EXPLANATION_SECONDS + 2.0
 
 
 async def test_secrets_and_queries_are_in_no_message() -> None:

@@ -1,6 +1,6 @@
 """Workers and brokers are killed, stopped and joined in mid-run; the provider's bill says whether anything was paid twice.
 
-Runs with `repeat = "never"` use the endpoint that ignores idempotency keys: there, what is sent twice is billed twice.
+Tools with `repeat = "never"` use the endpoint that ignores idempotency keys: there, what is sent twice is billed twice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,13 @@ from schemas.progress import MapProgress, RunEvent
 from streams.broker.local import LocalBroker
 from streams.client import Client
 from streams.sandbox import Summary
+from streams.sandbox.bill import read_bill
 from streams.sheet import SheetLine
 from tests.support.evidence import Evidence, read_evidence
 from tests.support.system import System, people, play
 from tests.support.wait import until
 
-ROWS = 240
+ROWS = 160
 #: Steps at which a worker kills itself, and how often it passes them before: with calls under way and rows to come.
 POINTS: Mapping[str, int] = {
     "dispatcher:claimed": 6,
@@ -33,39 +35,43 @@ POINTS: Mapping[str, int] = {
     "dispatcher:calling": 6,
     "dispatcher:called": 6,
     "dispatcher:completed": 6,
-    "receipts:folded": 7,
-    "receipts:committed": 7,
-    "receipts:written": 7,
+    "receipts:folded": 8,
+    "receipts:committed": 8,
+    "receipts:written": 8,
     "rows:committed": 6,
     "runs:committed": 3,
 }
+SCENARIOS = [*((point, "kept") for point in POINTS), ("dispatcher:called", "emptied"), ("rows:committed", "emptied")]
+#: Tools by how they may be repeated.
 TOOLS = {"with-key": "emails", "never": "phones"}
-SCENARIOS = [
-    *((point, repeat, "kept") for point in POINTS for repeat in TOOLS),
-    *((point, repeat, "emptied") for point in ("dispatcher:called", "rows:committed") for repeat in TOOLS),
-]
 #: Systems that are killed and mended at the same time.
-AT_ONCE = 4
+AT_ONCE = 3
+CALLS_MAX, SIZE = 4, 10
 
 
 @dataclass(frozen=True)
-class Survived:
-    """What is there after a run whose worker was killed."""
+class Settled:
+    """What is there of a run once it has ended."""
 
     end: RunEvent
     samples: list[MapProgress]
     lines: list[SheetLine]
-    bill: Summary
-    evidence: Evidence
-    killed_ms: int
 
     @property
-    def by_status(self) -> dict[str, list[SheetLine]]:
-        """Lines of the export by the status of their row."""
-        found: dict[str, list[SheetLine]] = {}
-        for line in self.lines:
-            found.setdefault("missing" if line.row is None else line.row.status, []).append(line)
-        return found
+    def unknown(self) -> list[SheetLine]:
+        """Lines whose row may have been paid for without an answer."""
+        return [line for line in self.lines if line.row is not None and line.row.status == "unknown"]
+
+
+@dataclass(frozen=True)
+class Survived:
+    """Two runs that had their worker killed, by how their tool may be repeated, and all that can be held against them."""
+
+    runs: Mapping[str, Settled]
+    bill: Summary
+    billed: Mapping[str, int]
+    evidence: Evidence
+    killed_ms: list[int]
 
 
 def now_ms() -> int:
@@ -79,97 +85,117 @@ def receipt_of(line: SheetLine) -> str:
     return receipt
 
 
-async def survive(bootstrap: str, folder: Path, point: str, repeat: str, data: str) -> Survived:
-    """A run whose worker kills itself at ``point``, and is started again on its data folder or on an empty one."""
+async def settled(system: System, client: Client, run: str, seconds: float = 90) -> Settled:
+    end, samples = await system.finish(client, run, seconds=seconds)
+    return Settled(end, samples, [line async for line in client.rows(run)])
+
+
+def billed_items(system: System) -> dict[str, int]:
+    """Items on the bill by how their tool may be repeated."""
+    lines = read_bill(system.folder / "bill.csv")
+    return {repeat: sum(line.endpoint.startswith(f"/v1/{tool[:5]}") for line in lines) for repeat, tool in TOOLS.items()}
+
+
+async def survive(bootstrap: str, folder: Path, point: str, data: str) -> Survived:
+    """Two runs whose worker kills itself at ``point``, and is started again on its data folder or on an empty one."""
     async with System(bootstrap, folder, partitions=2, lease_seconds=2) as system:
-        sandbox = await asyncio.to_thread(lambda: system.start_sandbox(repeat=repeat, concurrency=4, size=10, latency_ms=60))
+        sandbox = await asyncio.to_thread(lambda: system.start_sandbox(concurrency=CALLS_MAX, size=SIZE, latency_ms=60))
         worker = system.worker("w1", kill_at=point, kill_after=POINTS[point])
         async with Client(system.settings) as client:
-            run = await client.submit(play(TOOLS[repeat]), people(ROWS))
-            code = await asyncio.to_thread(worker.wait, 60)
+            runs = {repeat: await client.submit(play(tool, name=tool), people(ROWS)) for repeat, tool in TOOLS.items()}
+            code = await asyncio.to_thread(worker.wait, 90)
             killed_ms = now_ms()
             assert code == -signal.SIGKILL, worker.text()
-            assert sandbox.summary().billed_items < ROWS, "the kill fell when all was done"
+            assert sandbox.summary().billed_items < 2 * ROWS, "the kill fell when all was done"
             if data == "emptied":
-                shutil.rmtree(folder / "w1")
+                await asyncio.to_thread(shutil.rmtree, folder / "w1")
             system.worker("w1")
-            end, samples = await system.finish(client, run)
-            lines = [line async for line in client.rows(run)]
+            found = {repeat: await settled(system, client, run) for repeat, run in runs.items()}
         evidence = await read_evidence(system.settings)
-        return Survived(end, samples, lines, sandbox.summary(), evidence, killed_ms)
+        return Survived(found, sandbox.summary(), billed_items(system), evidence, [killed_ms])
+
+
+Survivors = Mapping[tuple[str, str], Survived | BaseException]
 
 
 @pytest.fixture(scope="module")
-def survivors(broker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Survived | BaseException]:
-    """All scenarios, some at a time: nearly all of their time is waiting for leases to expire."""
+def survivors(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Survivors:
+    """All scenarios, some at a time: most of their time is waiting for processes to start and for leases to expire."""
     root = tmp_path_factory.mktemp("kills")
 
     async def all_of_them() -> list[Survived | BaseException]:
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(number: int, scenario: tuple[str, str, str]) -> Survived:
+        async def one(number: int, scenario: tuple[str, str]) -> Survived:
             async with room:
                 return await survive(broker, root / str(number), *scenario)
 
-        return await asyncio.gather(*(one(number, scenario) for number, scenario in enumerate(SCENARIOS)), return_exceptions=True)
+        return await asyncio.gather(
+            *(one(number, scenario) for number, scenario in enumerate(SCENARIOS)), return_exceptions=True
+        )
 
     return dict(zip(SCENARIOS, asyncio.run(all_of_them()), strict=True))
 
 
-def survivor(survivors: dict[tuple[str, str, str], Survived | BaseException], *scenario: str) -> Survived:
-    found = survivors[scenario]  # type: ignore[index]
+def survivor(survivors: Survivors, point: str, data: str) -> Survived:
+    found = survivors[point, data]
     if isinstance(found, BaseException):
         raise found
     return found
 
 
-def rows_are_settled_once(after: Survived) -> None:
+def is_settled_once(run: Settled) -> None:
     """Each input line has one state, in input order, and the counters say the same."""
-    counts = after.end.counts
+    counts = run.end.counts
     assert counts is not None
-    assert [line.position for line in after.lines] == list(range(ROWS))
-    states = {name: len(lines) for name, lines in after.by_status.items()}
-    assert states == {name: n for name, n in (("completed", counts.completed), ("unknown", counts.unknown)) if n}
+    assert [line.position for line in run.lines] == list(range(ROWS))
+    states = Counter("missing" if line.row is None else line.row.status for line in run.lines)
+    assert states == +Counter(completed=counts.completed, unknown=counts.unknown)
     assert counts.completed + counts.unknown == counts.total == ROWS
-    done = [sample.counts.done for sample in after.samples]
+    done = [sample.counts.done for sample in run.samples]
     assert done == sorted(done)
     assert done[-1] == ROWS
 
 
-@pytest.mark.parametrize(("point", "data"), [(point, data) for point, repeat, data in SCENARIOS if repeat == "never"])
-def test_a_killed_worker_pays_nothing_twice_and_doubts_only_what_was_under_way(
-    survivors: dict[tuple[str, str, str], Survived | BaseException], point: str, data: str
-) -> None:
-    after = survivor(survivors, point, "never", data)
-    rows_are_settled_once(after)
-    assert after.end.type == "run.completed"
-    unknown = after.by_status.get("unknown", [])
-    assert after.end.code == ("unknown_outcomes" if unknown else "")
-    assert after.bill.billed_twice == 0, after.bill.billed_twice_examples
-    assert ROWS - len(unknown) <= after.bill.billed_items <= ROWS
-    assert len(unknown) <= 4 * 10, "more than the calls that may be under way at once"
+def doubts_only_what_was_under_way(run: Settled, evidence: Evidence, killed_ms: list[int]) -> None:
+    """A row is unknown only where its call had been granted, and had not ended, when a kill fell."""
     not_granted = [
-        (line.position, after.evidence.of(receipt_of(line)))
-        for line in unknown
-        if not after.evidence.lost_in_flight(receipt_of(line), [after.killed_ms])
+        (line.position, evidence.of(receipt_of(line)))
+        for line in run.unknown
+        if not evidence.lost_in_flight(receipt_of(line), killed_ms)
     ]
     assert not_granted == []
+    assert len(run.unknown) <= CALLS_MAX * SIZE * len(killed_ms)
 
 
-@pytest.mark.parametrize(("point", "data"), [(point, data) for point, repeat, data in SCENARIOS if repeat == "with-key"])
-def test_a_killed_worker_repeats_lost_calls_under_their_keys_and_pays_nothing_twice(
-    survivors: dict[tuple[str, str, str], Survived | BaseException], point: str, data: str
+@pytest.mark.parametrize(("point", "data"), SCENARIOS)
+def test_after_a_kill_a_tool_that_may_not_be_repeated_is_not_and_only_what_was_under_way_is_in_doubt(
+    survivors: Survivors, point: str, data: str
 ) -> None:
-    after = survivor(survivors, point, "with-key", data)
-    rows_are_settled_once(after)
-    assert (after.end.type, after.end.code) == ("run.completed", "")
-    assert after.by_status.keys() == {"completed"}
-    assert (after.bill.billed_items, after.bill.billed_twice) == (ROWS, 0), after.bill.billed_twice_examples
+    after = survivor(survivors, point, data)
+    run = after.runs["never"]
+    is_settled_once(run)
+    assert (run.end.type, run.end.code) == ("run.completed", "unknown_outcomes" if run.unknown else "")
+    doubts_only_what_was_under_way(run, after.evidence, after.killed_ms)
+    assert after.bill.billed_twice == 0, after.bill.billed_twice_examples
+    assert ROWS - len(run.unknown) <= after.billed["never"] <= ROWS
+
+
+@pytest.mark.parametrize(("point", "data"), SCENARIOS)
+def test_after_a_kill_lost_calls_are_repeated_under_their_keys_and_paid_once(
+    survivors: Survivors, point: str, data: str
+) -> None:
+    after = survivor(survivors, point, data)
+    run = after.runs["with-key"]
+    is_settled_once(run)
+    assert (run.end.type, run.end.code, run.unknown) == ("run.completed", "", [])
+    assert after.bill.billed_twice == 0, after.bill.billed_twice_examples
+    assert after.billed["with-key"] == ROWS
 
 
 async def test_a_zombie_neither_calls_nor_writes_and_its_late_answers_settle_what_was_unknown(system: System) -> None:
     """The first worker is stopped for longer than its leases and its session; its calls' answers wait in its sockets."""
-    sandbox = system.start_sandbox(repeat="never", concurrency=2, size=5, latency_ms=1000)
+    sandbox = system.start_sandbox(concurrency=2, size=5, latency_ms=1000)
     zombie = system.worker("w1")
     async with Client(system.settings) as client:
         run = await client.submit(play("phones"), people(40))
@@ -205,7 +231,7 @@ async def test_a_zombie_neither_calls_nor_writes_and_its_late_answers_settle_wha
 
 async def test_a_worker_that_joins_leaves_long_calls_in_flight_alone(system: System) -> None:
     """The rebalance takes every partition from everyone for a moment; calls of 3 s with leases of 2 s go through it."""
-    sandbox = system.start_sandbox(repeat="never", concurrency=4, latency_ms=3000)
+    sandbox = system.start_sandbox(concurrency=4, latency_ms=3000)
     first = system.worker("w1", lease_seconds=2)
     async with Client(system.settings) as client:
         run = await client.submit(play("phone"), people(8))
@@ -226,49 +252,35 @@ async def test_a_worker_that_joins_leaves_long_calls_in_flight_alone(system: Sys
 
 
 async def test_a_broker_that_is_killed_and_comes_back_costs_no_row_and_no_second_payment(tmp_path: Path) -> None:
-    """The workers may go with it; what a supervisor would start again goes on."""
+    """The worker may go with it; one that a supervisor starts again goes on."""
     local = LocalBroker(tmp_path / "broker")
-    running = local.start(parent_pid=os.getpid())
+    running = await asyncio.to_thread(local.start, parent_pid=os.getpid())
     try:
-        await asyncio.gather(
-            *(outage(local, running.bootstrap, tmp_path / repeat, repeat) for repeat in TOOLS),
-            kill_once(local, running.pid, [tmp_path / repeat / "bill.csv" for repeat in TOOLS]),
-        )
+        async with System(running.bootstrap, tmp_path / "system", partitions=2, lease_seconds=2) as system:
+            sandbox = system.start_sandbox(concurrency=CALLS_MAX, size=SIZE, latency_ms=150)
+            system.worker("w1")
+            async with Client(system.settings) as client, system.supervised() as ends:
+                runs = {
+                    repeat: await client.submit(play(tool, name=tool), people(ROWS)) for repeat, tool in TOOLS.items()
+                }
+
+                async def both_are_paying() -> bool:
+                    return all(items > 2 * SIZE for items in billed_items(system).values())
+
+                await until("both runs have begun to pay", both_are_paying)
+                os.kill(running.pid, signal.SIGKILL)
+                assert sandbox.summary().billed_items < 2 * ROWS, "the kill fell when all was done"
+                await asyncio.to_thread(local.start, parent_pid=os.getpid())
+                found = {repeat: await settled(system, client, run) for repeat, run in runs.items()}
+            evidence = await read_evidence(system.settings)
+            for run in found.values():
+                is_settled_once(run)
+            assert 0 not in [code for code, _ in ends], "a worker that lost its broker stops with an error"
+            assert found["with-key"].unknown == []
+            doubts_only_what_was_under_way(found["never"], evidence, [at_ms for _, at_ms in ends])
+            bill, items = sandbox.summary(), billed_items(system)
+            assert bill.billed_twice == 0, bill.billed_twice_examples
+            assert items["with-key"] == ROWS
+            assert ROWS - len(found["never"].unknown) <= items["never"] <= ROWS
     finally:
-        local.kill()
-
-
-async def kill_once(local: LocalBroker, pid: int, bills: list[Path]) -> None:
-    """SIGKILL the broker when both runs have begun to pay, and start it again on its data."""
-
-    async def both_began() -> bool:
-        return all(bill.exists() and bill.read_bytes().count(b"\n") > 30 for bill in bills)
-
-    await until("both runs have begun to pay", both_began)
-    os.kill(pid, signal.SIGKILL)
-    await asyncio.to_thread(local.start, parent_pid=os.getpid())
-
-
-async def outage(local: LocalBroker, bootstrap: str, folder: Path, repeat: str) -> None:
-    """A run that has the broker killed under it."""
-    async with System(bootstrap, folder, partitions=2, lease_seconds=2) as system:
-        sandbox = await asyncio.to_thread(lambda: system.start_sandbox(repeat=repeat, concurrency=4, size=10, latency_ms=250))
-        system.worker("w1")
-        began_ms = now_ms()
-        async with Client(system.settings) as client, system.supervised() as codes:
-            run = await client.submit(play(TOOLS[repeat]), people(ROWS))
-            end, samples = await system.finish(client, run, seconds=90)
-            lines = [line async for line in client.rows(run)]
-        evidence = await read_evidence(system.settings)
-        after = Survived(end, samples, lines, sandbox.summary(), evidence, now_ms())
-        rows_are_settled_once(after)
-        assert 0 not in codes
-        assert after.bill.billed_twice == 0, after.bill.billed_twice_examples
-        unknown = [receipt_of(line) for line in after.by_status.get("unknown", [])]
-        if repeat == "with-key":
-            assert unknown == []
-            assert after.bill.billed_items == ROWS
-        else:
-            assert began_ms < after.killed_ms
-            assert all(any(attempt.granted_ms for attempt in evidence.of(receipt)) for receipt in unknown)
-            assert len(unknown) <= 4 * 10
+        await asyncio.to_thread(local.kill)

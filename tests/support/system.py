@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
@@ -53,15 +54,15 @@ size_max = {size}
 window_ms = 50
 match_key = "id"
 
-# The sandbox ignores keys here: what is sent twice is billed twice.
+# The sandbox ignores keys here, so that what is sent twice is billed twice.
 [providers.sandbox.tools.phone]
 path = "/v1/phone/check"
-repeat = "{repeat}"
+repeat = "never"
 timeout_seconds = {timeout}
 
 [providers.sandbox.tools.phones]
 path = "/v1/phone/check"
-repeat = "{repeat}"
+repeat = "never"
 timeout_seconds = {timeout}
 [providers.sandbox.tools.phones.batch]
 path = "/v1/phone/check/batch"
@@ -298,21 +299,21 @@ class System:
         return sums
 
     @contextlib.asynccontextmanager
-    async def supervised(self) -> AsyncIterator[list[int]]:
-        """Start again every worker that ends, as a supervisor would; yields the exit codes seen."""
-        codes: list[int] = []
+    async def supervised(self) -> AsyncIterator[list[tuple[int, int]]]:
+        """Start again every worker that ends, as a supervisor would; yields their exit codes with the times (Unix ms)."""
+        ends: list[tuple[int, int]] = []
 
         async def watch() -> None:
             while True:
                 for name, worker in self.workers.items():
                     if worker.process is not None and not worker.running:
-                        codes.append(worker.wait())
+                        ends.append((worker.wait(), time.time_ns() // 1_000_000))
                         self.worker(name)
                 await asyncio.sleep(0.2)
 
         watching = asyncio.create_task(watch())
         try:
-            yield codes
+            yield ends
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
