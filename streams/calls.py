@@ -217,12 +217,14 @@ class Calls:
         found = self._providers.tool(flight.tool)
         repeat = Repeat.NEVER if found is None else found[1].repeat
         events = []
+        # One moment and one throw of the dice for the whole call: a batch that is to be repeated is repeated as one.
+        now, jitter = time.time(), random.random()
         for carried, outcome in zip(flight.payload, report.outcomes, strict=True):
             member = claimed.get(carried.receipt)
             if member is None:
                 continue
             tries = flight.tries.get(member.receipt, 0) + 1
-            end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, time.time(), random.random())
+            end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, now, jitter)
             events.append(AttemptEnded(member.receipt, member.n, member.epoch, flight.lease, end))
         return events
 
@@ -241,7 +243,7 @@ def outcome_of(outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: in
         case Refused(fault=fault):
             return Failed(fault)
         case NotDone(fault=fault, retry_after_seconds=retry_after):
-            limit = BUSY_TRIES_MAX if fault.code == "rate_limited" else tries_max
+            limit = BUSY_TRIES_MAX if fault.code == "http_429" else tries_max
             if tries >= limit:
                 return Failed(Fault(fault.code, f"{fault.message} (given up after {tries} attempts)", True))
             wait = max(retry_after or 0.0, backoff_ms(tries, jitter=jitter) / 1000)

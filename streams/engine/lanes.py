@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -131,7 +132,9 @@ class Lane:
         self._buckets: dict[str, _Bucket] = {}
         self._repeats: dict[str, dict[str, Entry]] = {}
         self._later: list[tuple[float, int, Entry]] = []
-        self._number = itertools.count()
+        self._number = itertools.count(1)
+        #: When each tool's bucket was served last, as a running number.
+        self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -179,22 +182,29 @@ class Lane:
         if now < self.gate:
             return [], self.gate if self._entries else None
         look_again = self._later[0][0] if self._later else None
-        for ready_at, tool, batch in sorted(self._candidates()):
-            if ready_at > now:
-                look_again = ready_at if look_again is None else min(look_again, ready_at)
-                break
-            while self.in_flight < self.pace.concurrency:
-                send_at = self.rate.next_at(now)
-                if send_at > now + CLAIM_AHEAD_SECONDS:
-                    at = send_at - CLAIM_AHEAD_SECONDS
-                    return departures, at if look_again is None else min(look_again, at)
-                entries = self._taken(tool, batch, now)
-                if not entries:
-                    break
-                self.in_flight += 1
-                departures.append(Departure(tool, entries, self.rate.take(now), batch))
-            if self.in_flight >= self.pace.concurrency:
-                return departures, look_again
+        # Tools take turns, so that a long run of one does not hold up the runs of others; what is repeated goes first.
+        ready = deque(
+            sorted(
+                (candidate for candidate in self._candidates() if candidate[0] <= now),
+                key=lambda candidate: (not candidate[2], self._served.get(candidate[1], 0), candidate),
+            )
+        )
+        while ready and self.in_flight < self.pace.concurrency:
+            send_at = self.rate.next_at(now)
+            if send_at > now + CLAIM_AHEAD_SECONDS:
+                at = send_at - CLAIM_AHEAD_SECONDS
+                return departures, at if look_again is None else min(look_again, at)
+            ready_at, tool, batch = ready.popleft()
+            entries = self._taken(tool, batch, now)
+            if not entries:
+                continue
+            self.in_flight += 1
+            self._served[tool] = next(self._number)
+            departures.append(Departure(tool, entries, self.rate.take(now), batch))
+            if not batch:
+                ready.append((ready_at, tool, batch))
+        if self.in_flight >= self.pace.concurrency:
+            return departures, look_again
         again = min((ready_at for ready_at, _, _ in self._candidates()), default=None)
         if again is not None and again > now:
             look_again = again if look_again is None else min(look_again, again)
