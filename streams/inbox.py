@@ -104,11 +104,6 @@ class Inbox:
         return commands, taken
 
     @property
-    def plenty(self) -> bool:
-        """There is as much as one turn takes."""
-        return sum(queue.bytes for queue in self._queues.values()) >= self._turn_bytes_max
-
-    @property
     def depth(self) -> int:
         """Messages that wait."""
         return sum(len(queue.deliveries) for queue in self._queues.values())

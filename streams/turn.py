@@ -8,6 +8,7 @@ cannot be decoded is parked in ``dead-letters``; trouble with broker or disk end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -165,11 +166,9 @@ class Actor:
             self._on_failure(PaidonceError(f"{self.spec.table}/{self.partition}: a turn failed: {error!r}"))
 
     async def _gather(self) -> None:
-        """Let messages gather, but not beyond what one turn takes."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.spec.gather_seconds
-        while loop.time() < end and not self._stopping.is_set() and not self.inbox.plenty:
-            await asyncio.sleep(0.005)
+        """Let messages gather for the next turn, unless the actor is to stop."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), self.spec.gather_seconds)
 
     async def turn(self, commands: Sequence[Event], deliveries: Sequence[Delivery]) -> None:
         """Fold commands and messages in one transaction. Raises ``Fenced`` or ``Unreachable``."""

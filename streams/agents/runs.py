@@ -34,7 +34,14 @@ def runs_agent(providers: Providers, partitions: int, partition_check: bool = Tr
     def judge(delivery: Delivery, partition: int) -> Iterable[Event]:
         return judged(delivery, partition if partition_check else None, partitions, providers)
 
-    return AgentSpec("runs", ("operations", "row-progress", "run-requests"), RunsEngine(), judge, public_topics=PUBLIC_TOPICS, gather_seconds=0.03)
+    return AgentSpec(
+        "runs",
+        ("operations", "row-progress", "run-requests"),
+        RunsEngine(),
+        judge,
+        public_topics=PUBLIC_TOPICS,
+        gather_seconds=0.03,
+    )
 
 
 def judged(delivery: Delivery, partition: int | None, partitions: int, providers: Providers) -> list[Event]:

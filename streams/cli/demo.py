@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from schemas.progress import Counts, MapProgress, RunEvent
-from streams.userfiles import load_play
 from streams.cli.outcome import Outcome, Tally, show_outcome
 from streams.cli.processes import WorkerProcess
 from streams.cli.stage import Pace, Stage
@@ -24,6 +23,7 @@ from streams.client import Client
 from streams.errors import PaidonceError
 from streams.rowfile import read_rows, write_export
 from streams.settings import Settings
+from streams.userfiles import load_play
 
 ROWS = 2_000
 #: How long the provider's pace makes it take: long enough to see a kill in the midst of it.

@@ -32,42 +32,42 @@ ROOT = Path(__file__).parent.parent.parent
 KEY = "test-key"
 
 PROVIDERS = """
-[providers.sandbox]
+[providers.{name}]
 base_url = "{url}"
 auth = {{ secret = "env:SANDBOX_KEY" }}
 pace = {{ concurrency = {concurrency}{rate} }}
 
-[providers.sandbox.tools.email]
+[providers.{name}.tools.email]
 path = "/v1/email/check"
 repeat = "{repeat}"
 price = {{ per_result = 0.004 }}
 timeout_seconds = {timeout}
 
-[providers.sandbox.tools.emails]
+[providers.{name}.tools.emails]
 path = "/v1/email/check"
 repeat = "{repeat}"
 price = {{ per_result = 0.004 }}
 timeout_seconds = {timeout}
-[providers.sandbox.tools.emails.batch]
+[providers.{name}.tools.emails.batch]
 path = "/v1/email/check/batch"
 size_max = {size}
-window_ms = 50
+window_ms = {window}
 match_key = "id"
 
 # The sandbox ignores keys here, so that what is sent twice is billed twice.
-[providers.sandbox.tools.phone]
+[providers.{name}.tools.phone]
 path = "/v1/phone/check"
 repeat = "never"
 timeout_seconds = {timeout}
 
-[providers.sandbox.tools.phones]
+[providers.{name}.tools.phones]
 path = "/v1/phone/check"
 repeat = "never"
 timeout_seconds = {timeout}
-[providers.sandbox.tools.phones.batch]
+[providers.{name}.tools.phones.batch]
 path = "/v1/phone/check/batch"
 size_max = {size}
-window_ms = 50
+window_ms = {window}
 match_key = "id"
 """
 
@@ -217,15 +217,41 @@ class System:
         concurrency: int = 8,
         rate: str = "",
         size: int = 20,
+        window: int = 50,
         timeout: float = 30.0,
         **options: Any,
     ) -> SandboxProcess:
         """Start the provider and write the providers file; ``options`` are those of ``SandboxProcess``."""
         self.sandbox = SandboxProcess(api_key=KEY, bill=self.folder / "bill.csv", **options).start()
-        self.providers.write_text(
-            PROVIDERS.format(url=self.sandbox.url, repeat=repeat, concurrency=concurrency, rate=rate, size=size, timeout=timeout)
+        self.providers.unlink(missing_ok=True)
+        self.add_provider(
+            "sandbox",
+            self.sandbox.url,
+            repeat=repeat,
+            concurrency=concurrency,
+            rate=rate,
+            size=size,
+            window=window,
+            timeout=timeout,
         )
         return self.sandbox
+
+    def add_provider(
+        self,
+        name: str,
+        url: str,
+        *,
+        repeat: str = "with-key",
+        concurrency: int = 8,
+        rate: str = "",
+        size: int = 20,
+        window: int = 50,
+        timeout: float = 30.0,
+    ) -> None:
+        """Describe one more provider, with a lane of its own, to workers that start from now on."""
+        options = {"repeat": repeat, "concurrency": concurrency, "rate": rate, "size": size, "window": window}
+        with self.providers.open("a") as file:
+            file.write(PROVIDERS.format(name=name, url=url, timeout=timeout, **options))
 
     def worker(self, name: str = "w1", **settings: object) -> WorkerProcess:
         """Start a worker; the same name is the same data folder."""
