@@ -81,8 +81,11 @@ class Attempt(msgspec.Struct, array_like=True):
 
 
 class Receipt(Record):
-    """The small, changing part of a receipt."""
+    """A receipt: what is asked, by whom, and how it stands."""
 
+    #: Somebody waits, or a call may be under way: the receipt stands in the index of open ones. First, so that recovery can read it
+    #: off the encoded record.
+    open: bool = False
     refreshes: list[str] = msgspec.field(default_factory=list)
     waiters: dict[str, Waiter] = msgspec.field(default_factory=dict)
     #: Waiters beyond the inline limit live in records of their own; this counts those not yet done.
@@ -92,27 +95,22 @@ class Receipt(Record):
     current: tuple[int, int] | None = None
     #: Values that are not the first of their attempt: attempt and digest (salvage, S5).
     aside: list[tuple[int, str]] = msgspec.field(default_factory=list)
-    #: How the tool may be repeated, and its lane; unknown until the first request was folded.
+    #: What is asked; unknown until the first request was folded. A large input is a record of its own.
     repeat: Repeat | None = None
     lane: str = ""
-    #: The receipt stands in the index of open ones.
-    indexed: bool = False
+    tool: str = ""
+    run: str = ""
+    input: bytes | None = None
 
 
 class Ask(Record):
-    """The immutable part of a receipt: what is asked, of which tool, in which lane."""
+    """A tool's input that is too large to be rewritten with its receipt."""
 
-    lane: str
-    tool: str
-    repeat: Repeat
     input: bytes
-    run: str
 
 
 class OpenReceipt(Record):
-    """Entry of the index of receipts that are queued, running or waited for."""
-
-    lane: str
+    """Entry of the index of open receipts. It follows from the receipts alone, so it is kept locally and not on the changelog."""
 
 
 class StoredValue(Record):
@@ -294,6 +292,21 @@ TASK: Final = b"k"
 SHEET: Final = b"h"
 SHARE: Final = b"c"
 RUN: Final = b"r"
+
+#: Records that follow from others: they are on no changelog, and recovery makes them again.
+LOCAL: Final = frozenset((OPEN,))
+_OPEN_ENTRY: Final = msgspec.msgpack.encode(OpenReceipt())
+_TRUE: Final = 0xC3
+
+
+def local_record(key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
+    """The local record that follows from a record of the changelog, ``None`` where none does."""
+    if key[:1] != RECEIPT:
+        return None
+    # An encoded receipt is an array of fewer than sixteen elements, the first of which is ``open``.
+    is_open = value is not None and value[1] == _TRUE
+    return OPEN + key[1:], _OPEN_ENTRY if is_open else None
+
 
 RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     TURN_KEY: TurnRecord,

@@ -27,7 +27,7 @@ from schemas.events import (
     Value,
 )
 from schemas.providers import Providers
-from schemas.states import ASK, BATCH, Ask, Batch, record_key
+from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.engine.lanes import Departure
 from streams.engine.retries import backoff_ms
 from streams.errors import PaidonceError, StateError
@@ -120,7 +120,11 @@ class Calls:
         elif len(members) > 1:
             names = [f"{member.receipt}:{member.epoch}:{member.op}" for member in members]
             batch = address.batch_key(departure.tool, names)
-        asks = actor.records_of([record_key(ASK, member.receipt) for member in payload], Ask)
+        receipts = actor.records_of([record_key(RECEIPT, member.receipt) for member in payload], Receipt)
+        inputs = [
+            receipt.input if receipt.input is not None else actor.records_of([record_key(ASK, member.receipt)], Ask)[0].input
+            for member, receipt in zip(payload, receipts, strict=True)
+        ]
         return Flight(
             actor=actor,
             partition=partition,
@@ -132,7 +136,7 @@ class Calls:
             members=members,
             payload=payload,
             batch=batch,
-            inputs=tuple(ask.input for ask in asks),
+            inputs=tuple(inputs),
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
         )
 

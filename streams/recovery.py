@@ -14,6 +14,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from schemas.states import local_record
 from streams.errors import StateError, Unreachable
 from streams.table import Store
 
@@ -75,7 +76,13 @@ async def _read(consumer: AIOKafkaConsumer, stores: Mapping[TopicPartition, Stor
     while behind and still_owned():
         fetched = await consumer.getmany(*behind, timeout_ms=200)
         for tp, records in fetched.items():
-            stores[tp].write([(record.key, record.value) for record in records], changelog_offset=records[-1].offset)
+            changes: list[tuple[bytes, bytes | None]] = []
+            for record in records:
+                changes.append((record.key, record.value))
+                local = local_record(record.key, record.value)
+                if local is not None:
+                    changes.append(local)
+            stores[tp].write(changes, changelog_offset=records[-1].offset)
             count += len(records)
             await asyncio.sleep(0)
         for tp in list(behind):

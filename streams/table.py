@@ -161,9 +161,10 @@ class WorkingSet:
                 records[key] = _decoders[key[:1]].decode(raw)
 
     def committed(self) -> None:
-        """The turn is committed: its records may serve the next one."""
+        """The turn is committed: what it changed may serve the next one, which most often goes on with just that."""
         if self._cache is not None:
-            self._cache.keep(self._records.items())
+            records = self._records
+            self._cache.keep([(key, records[key]) for key in self._changed])
 
     def get(self, key: bytes, kind: type[S]) -> S | None:
         """The record as this turn sees it, or ``None``."""

@@ -20,7 +20,7 @@ import msgspec
 from schemas import envelope
 from schemas.commands import Command, RecoveryEnded
 from schemas.events import Event
-from schemas.states import TURN_KEY, Segment, TurnRecord
+from schemas.states import LOCAL, TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
@@ -132,16 +132,19 @@ class Actor:
         self._store.close()
 
     def record_of(self, key: bytes, kind: type[S]) -> S | None:
-        """A committed record, or ``None``."""
-        return self.records_of([key], kind)[0] if self._store.get(key) is not None else None
+        """A committed record, or ``None``; not to be changed."""
+        return WorkingSet(self._store, self._cache).get(key, kind)
 
     def records_of(self, keys: Sequence[bytes], kind: type[S]) -> list[S]:
-        """Committed records that must exist. Raises ``StateError`` naming one that does not."""
+        """Committed records that must exist; not to be changed. Raises ``StateError`` naming one that does not."""
+        records = WorkingSet(self._store, self._cache)
+        records.prefetch(keys)
         found = []
-        for key, raw in zip(keys, self._store.get_many(list(keys)), strict=True):
-            if raw is None:
+        for key in keys:
+            record = records.get(key, kind)
+            if record is None:
                 raise StateError(f"{self.spec.table}/{self.partition}: no record {key!r}")
-            found.append(msgspec.msgpack.decode(raw, type=kind))
+            found.append(record)
         return found
 
     async def _run(self) -> None:
@@ -180,7 +183,6 @@ class Actor:
         context = Context(self.partition, self._names.partitions, self.generation, now_ms)
         records, outbox = WorkingSet(self._store, self._cache), Outbox()
         engine = self.spec.engine
-        records.prefetch(key for event in events for key in engine.keys(event))
         engine.turn(records, events, outbox, context)
         self._checkpoint(f"{self.spec.table}:folded")
         records.put(TURN_KEY, record)
@@ -274,7 +276,7 @@ class Actor:
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
-            [Message(key, value) for key, value in changes],
+            [Message(key, value) for key, value in changes if key[:1] not in LOCAL],
         )
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:

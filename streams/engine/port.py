@@ -94,10 +94,9 @@ class Outbox:
 class Engine(Protocol):
     """The pure part of one stateful agent."""
 
-    def keys(self, event: Event) -> Iterable[bytes]:
-        """Records that folding ``event`` surely reads, for one multi-get a turn."""
-        ...
-
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
-        """Fold ``events`` in order, then put what is owed to others into ``outbox``."""
+        """Fold ``events`` in order, then put what is owed to others into ``outbox``.
+
+        It begins by prefetching the records that the events surely touch, with one multi-get.
+        """
         ...

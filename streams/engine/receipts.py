@@ -63,6 +63,7 @@ ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
 _WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
+_OPEN_ENTRY = OpenReceipt()
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 
 
@@ -79,11 +80,26 @@ class _Turn:
     over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
 
+    #: Record keys by receipt, made once.
+    names: dict[str, bytes] = field(default_factory=dict)
+
+    def prefetch(self, events: Sequence[Event]) -> None:
+        """Load the receipts that events touch with one multi-get."""
+        names = self.names
+        for event in events:
+            if isinstance(event, ToolRequested | AttemptEnded):
+                key = event.receipt
+                if key not in names:
+                    names[key] = RECEIPT + key.encode()
+            elif isinstance(event, BatchClaimed | LeaseReleased | LeaseExpired):
+                names.update((member.receipt, RECEIPT + member.receipt.encode()) for member in event.members)
+        self.records.prefetch(names.values())
+
     def receipt(self, key: str) -> Receipt:
         """The receipt's record, new where there is none; it counts as changed."""
         receipt = self.touched.get(key)
         if receipt is None:
-            name = RECEIPT + key.encode()
+            name = self.names.get(key) or RECEIPT + key.encode()
             receipt = self.records.get(name, Receipt) or Receipt()
             self.records.put(name, receipt)
             self.touched[key] = receipt
@@ -103,25 +119,10 @@ class _Turn:
 class ReceiptsEngine:
     """The engine of the ``receipts`` table."""
 
-    def keys(self, event: Event) -> Iterable[bytes]:
-        """Records that folding ``event`` surely reads."""
-        match event:
-            case ToolRequested(receipt=receipt) | CallWithdrawn(receipt=receipt):
-                return (RECEIPT + receipt.encode(),)
-            case AttemptEnded(receipt=receipt) | ReceiptResolved(receipt=receipt) | AnswersDue(receipt=receipt):
-                return (RECEIPT + receipt.encode(),)
-            case (
-                BatchClaimed(members=members)
-                | LeaseReleased(members=members)
-                | LeaseExpired(members=members)
-                | LeaseJudgedExpired(members=members)
-            ):
-                return [RECEIPT + member.receipt.encode() for member in members]
-        return ()
-
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
         turn = _Turn(records, outbox, context)
+        turn.prefetch(events)
         for event in events:
             self._fold(turn, event)
         for claim in turn.claims:
@@ -174,8 +175,11 @@ class ReceiptsEngine:
         if not inline and turn.records.get(overflow_key, Waiter) is not None:
             return
         if receipt.repeat is None:
-            ask = Ask(event.lane, event.tool, event.repeat, event.input, event.run)
-            turn.records.put(ASK + event.receipt.encode(), ask)
+            receipt.tool, receipt.run = event.tool, event.run
+            if len(event.input) <= INLINE_BYTES_MAX:
+                receipt.input = event.input
+            else:
+                turn.records.put(ASK + event.receipt.encode(), Ask(event.input))
         waiter = protocol.waiter_of(receipt, event)
         if receipt.attempts:
             waiter.late = protocol.told(receipt, waiter, protocol.standing(receipt))[0] is not Told.WAITS
@@ -305,18 +309,16 @@ class ReceiptsEngine:
         waiters = [waiter for _, waiter in turn.waiters(key, receipt) if protocol.stays(waiter)]
         need = protocol.need(receipt, waiters, stands) if waiters else None
         wanted = need is not None or stands.live
-        if wanted is not receipt.indexed:
-            receipt.indexed = wanted
+        if wanted is not receipt.open:
+            receipt.open = wanted
             turn.records.put(RECEIPT + key.encode(), receipt)
             if wanted:
-                turn.records.put(OPEN + key.encode(), OpenReceipt(receipt.lane))
+                turn.records.put(OPEN + key.encode(), _OPEN_ENTRY)
             else:
                 turn.records.delete(OPEN + key.encode())
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
-            ask = turn.records.get(ASK + key.encode(), Ask)
-            assert ask is not None, f"{key}: waited for, but never asked"
-            turn.outbox.effects.append(Queued(key, receipt.lane, ask.tool, ask.run, need))
+            turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
 
     def _answer(self, turn: _Turn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}

@@ -6,7 +6,7 @@ changes nothing. For one call the first of completed and failed is final; unknow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -96,22 +96,27 @@ class _Turn:
         counts[name] = counts.get(name, 0) + 1
 
 
+def _tasks_of(events: Sequence[Event]) -> list[bytes]:
+    """Keys of the tasks that events touch."""
+    keys: list[bytes] = []
+    for event in events:
+        if isinstance(event, CallsAnswered):
+            for call, _ in event.calls:
+                run, row, _ = call.split(":", 2)
+                keys.append(record_key(TASK, run, row))
+        elif isinstance(event, RowsAdded):
+            prefix = record_key(TASK, event.run, "")
+            keys.extend([prefix + row.key.encode() for row in event.rows])
+    return keys
+
+
 class RowsEngine:
     """The engine of the ``rows`` table."""
-
-    def keys(self, event: Event) -> Iterable[bytes]:
-        """Records that folding ``event`` surely reads."""
-        match event:
-            case RowsAdded(run=run, rows=rows):
-                prefix = record_key(TASK, run, "")
-                return [prefix + row.key.encode() for row in rows]
-            case CallsAnswered(calls=calls):
-                return [record_key(TASK, *call.split(":", 2)[:2]) for call, _ in calls]
-        return ()
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then publish the counters of the runs that changed."""
         turn = _Turn(records, outbox, context)
+        records.prefetch(_tasks_of(events))
         for event in events:
             self._fold(turn, event)
         for run, share in turn.shares.items():

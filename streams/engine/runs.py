@@ -96,11 +96,6 @@ def counts_of(run: Run) -> Counts:
 class RunsEngine:
     """The engine of the ``runs`` table."""
 
-    def keys(self, event: Event) -> Iterable[bytes]:
-        """Records that folding ``event`` surely reads."""
-        run = getattr(event, "run", None)
-        return () if run is None else (record_key(RUN, run),)
-
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then move each run on and publish its progress when due."""
         turn = _Turn(records, outbox, context)

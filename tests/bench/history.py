@@ -9,15 +9,15 @@ from aiokafka import AIOKafkaProducer
 
 from schemas.address import spread
 from schemas.events import Repeat
-from schemas.states import ASK, RECEIPT, Ask, Attempt, Flag, Out, Receipt, Waiter, record_key
+from schemas.states import RECEIPT, Attempt, Flag, Out, Receipt, Waiter, record_key
 from streams.engine.compile import lane_of
 from streams.settings import Settings
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def records(index: int, lane: str) -> list[tuple[bytes, bytes]]:
-    """Key and value of the two records of one settled receipt."""
+def record(index: int, lane: str) -> tuple[bytes, bytes]:
+    """Key and value of one settled receipt."""
     receipt = hashlib.blake2b(str(index).encode(), digest_size=20).hexdigest()
     output = b'{"email":"p%d@example.com","verdict":"valid","normalized":"p%d@example.com","domain":"example.com"}' % (
         index,
@@ -30,9 +30,11 @@ def records(index: int, lane: str) -> list[tuple[bytes, bytes]]:
         current=(0, 1),
         repeat=Repeat.WITH_KEY,
         lane=lane,
+        tool="sandbox.email",
+        run="run-history",
+        input=b'{"email":"p%d@example.com"}' % index,
     )
-    ask = Ask(lane, "sandbox.email", Repeat.WITH_KEY, b'{"email":"p%d@example.com"}' % index, "run-history")
-    return [(record_key(RECEIPT, receipt), _encode(state)), (record_key(ASK, receipt), _encode(ask))]
+    return record_key(RECEIPT, receipt), _encode(state)
 
 
 async def write_history(settings: Settings, receipts: int) -> None:
@@ -46,12 +48,12 @@ async def write_history(settings: Settings, receipts: int) -> None:
         builder = producer.create_batch()
         pending = []
         for index in range(receipts):
-            for key, value in records(index, lane):
-                if builder.append(timestamp=None, key=key, value=value) is None:
-                    builder.close()
-                    pending.append(await producer.send_batch(builder, topic, partition=partition))
-                    builder = producer.create_batch()
-                    builder.append(timestamp=None, key=key, value=value)
+            key, value = record(index, lane)
+            if builder.append(timestamp=None, key=key, value=value) is None:
+                builder.close()
+                pending.append(await producer.send_batch(builder, topic, partition=partition))
+                builder = producer.create_batch()
+                builder.append(timestamp=None, key=key, value=value)
             if len(pending) > 20:
                 await pending.pop(0)
         builder.close()

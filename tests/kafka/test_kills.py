@@ -131,9 +131,7 @@ def survivors(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Survivor
             async with room:
                 return await survive(broker, root / str(number), *scenario)
 
-        return await asyncio.gather(
-            *(one(number, scenario) for number, scenario in enumerate(SCENARIOS)), return_exceptions=True
-        )
+        return await asyncio.gather(*(one(number, scenario) for number, scenario in enumerate(SCENARIOS)), return_exceptions=True)
 
     return dict(zip(SCENARIOS, asyncio.run(all_of_them()), strict=True))
 
@@ -183,9 +181,7 @@ def test_after_a_kill_a_tool_that_may_not_be_repeated_is_not_and_only_what_was_u
 
 
 @pytest.mark.parametrize(("point", "data"), SCENARIOS)
-def test_after_a_kill_lost_calls_are_repeated_under_their_keys_and_paid_once(
-    survivors: Survivors, point: str, data: str
-) -> None:
+def test_after_a_kill_lost_calls_are_repeated_under_their_keys_and_paid_once(survivors: Survivors, point: str, data: str) -> None:
     after = survivor(survivors, point, data)
     run = after.runs["with-key"]
     is_settled_once(run)
@@ -280,9 +276,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_row_and_no_second
             sandbox = system.start_sandbox(concurrency=CALLS_MAX, size=SIZE, latency_ms=150)
             system.worker("w1")
             async with Client(system.settings) as client, system.supervised() as ends:
-                runs = {
-                    repeat: await client.submit(play(tool, name=tool), people(ROWS)) for repeat, tool in TOOLS.items()
-                }
+                runs = {repeat: await client.submit(play(tool, name=tool), people(ROWS)) for repeat, tool in TOOLS.items()}
 
                 async def both_are_paying() -> bool:
                     return all(items > 2 * SIZE for items in billed_items(system).values())

@@ -47,7 +47,6 @@ class Table:
     def turn(self, events: Sequence[Event]) -> Outbox:
         """Fold events in one turn and return what it owes."""
         records, outbox = WorkingSet(self.reader), Outbox()
-        records.prefetch(key for event in events for key in self.engine.keys(event))
         self.engine.turn(records, events, outbox, Context(self.partition, self.partitions, self.generation, self.now_ms))
         for key, value in records.changes():
             if value is None:

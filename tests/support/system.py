@@ -205,6 +205,10 @@ class System:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all its processes."""
         for worker in self.workers.values():
             worker.end()
         if self.sandbox is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from schemas.events import Event, Probed
 from schemas.states import VALUE, StoredValue, record_key
@@ -21,10 +21,6 @@ def counter_key(mark: str) -> bytes:
 
 class Tally:
     """Counts ``Probed`` events by name; each count is echoed on ``lease-heartbeats`` as ``mark=count@generation``."""
-
-    def keys(self, event: Event) -> Iterable[bytes]:
-        """The counter of a mark."""
-        return (counter_key(event.probe),) if isinstance(event, Probed) else ()
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Add one to the counter of each mark."""

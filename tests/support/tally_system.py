@@ -343,7 +343,7 @@ def count_in(value: bytes) -> int:
 
 
 def judge_journal(partition: int, turns: Sequence[TurnRecord]) -> None:
-    """Assert that turns follow each other, that one owner had each generation, and that no offset was folded twice."""
+    """Assert that turns follow each other, that one owner had each generation, and that each offset was folded once."""
     assert [turn.turn for turn in turns] == list(range(1, len(turns) + 1)), partition
     generations = [turn.generation for turn in turns]
     assert generations == sorted(generations), f"{partition}: an older owner wrote after a newer one"
@@ -352,7 +352,8 @@ def judge_journal(partition: int, turns: Sequence[TurnRecord]) -> None:
     for turn in turns:
         owners[turn.generation].add(turn.owner)
         for segment in turn.segments:
-            assert folded.get(segment.topic, 0) <= segment.first <= segment.last, (partition, turn)
+            # The test's publisher uses no transactions, so there are no markers between its messages.
+            assert folded.get(segment.topic, 0) == segment.first <= segment.last, (partition, turn)
             folded[segment.topic] = segment.last + 1
         assert turn.offsets == folded, (partition, turn)
     assert all(len(owner) == 1 for owner in owners.values()), (partition, owners)
