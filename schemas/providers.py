@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, StringConstraints, field_validator, model_validator
 
 from schemas.events import Repeat
 
@@ -31,7 +31,7 @@ class Auth(_Model):
     #: What stands before the secret in the header.
     scheme: str = "Bearer"
     #: The account that the secret belongs to; part of the receipts' identity, unlike the secret (K3).
-    account: str | None = None
+    account: str | None = Field(default=None, min_length=1)
 
 
 class Pace(_Model):
@@ -100,6 +100,14 @@ class Provider(_Model):
     def url(self) -> str:
         """The base URL without a slash at its end."""
         return str(self.base_url).rstrip("/")
+
+    @field_validator("base_url")
+    @classmethod
+    def _base_url_names_a_service(cls, url: HttpUrl) -> HttpUrl:
+        # It is part of the receipts' identity, and secrets hide in the rest (K3).
+        if url.username or url.password or url.query is not None or url.fragment is not None:
+            raise ValueError("must have neither user nor query nor fragment; a secret belongs under auth, by reference")
+        return url
 
     @model_validator(mode="after")
     def _key_needs_header(self) -> Self:

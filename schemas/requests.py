@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from schemas.plays import Play
 
 CONTRACT_VERSION = 1
+#: Events carry integers of 64 bits, and readers in other languages doubles.
+ROWS_MAX = 2**53
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 Org = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
@@ -33,7 +35,7 @@ class RunRequested(_Request):
     play: Play
     #: The rows, or ``None`` when they follow.
     rows: list[dict[str, Any]] | None = None
-    expected_rows: int | None = Field(default=None, ge=0)
+    expected_rows: int | None = Field(default=None, ge=0, le=ROWS_MAX)
     #: Digest of rows that follow, so that the same run id with other rows is told apart; any text that identifies them.
     rows_digest: str | None = Field(default=None, max_length=128)
     #: Recompute rows that stand, and try failed receipts again (R2).
@@ -46,7 +48,7 @@ class RowsAppended(_Request):
     """A chunk of a run's rows; ``first`` is the position of its first row in the run's input."""
 
     type: Literal["rows_appended"] = "rows_appended"
-    first: int = Field(ge=0)
+    first: int = Field(ge=0, le=ROWS_MAX)
     rows: list[dict[str, Any]] = Field(min_length=1)
 
 
@@ -54,7 +56,7 @@ class RowsSealed(_Request):
     """All rows of a run were appended."""
 
     type: Literal["rows_sealed"] = "rows_sealed"
-    total: int = Field(ge=0)
+    total: int = Field(ge=0, le=ROWS_MAX)
 
 
 class RunCancelled(_Request):

@@ -21,6 +21,7 @@ from schemas.events import (
     ClaimedMember,
     Failed,
     Fault,
+    LeaseReleased,
     Outcome,
     Repeat,
     Retry,
@@ -85,18 +86,22 @@ class Calls:
         publisher: EventPublisher,
         journal: AnswerJournal,
         *,
+        may_send: Callable[[Flight], bool],
         on_end: Callable[[Flight, float | None], None],
         fail: Callable[[PaidonceError], None],
         checkpoint: Checkpoint,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._providers = providers
         self._caller = caller
         self._publisher = publisher
         self._journal = journal
+        self._may_send = may_send
         self._on_end = on_end
         self._fail = fail
         self._checkpoint = checkpoint
+        self._clock = clock
         self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
         self.made = 0
 
@@ -175,23 +180,27 @@ class Calls:
     async def _run(self, flight: Flight) -> None:
         try:
             report = await self._call(flight)
+            if report is None:
+                await self._publisher.publish("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
+                self._tasks.pop(flight.lease, None)
+                self._on_end(flight, None)
+                return
             events = self._ends(flight, report)
             self._journal.append(flight.partition, events)
             self._checkpoint("dispatcher:called")
             await self._publisher.publish("receipt-completions", flight.partition, events)
             self._journal.published()
             self._checkpoint("dispatcher:completed")
+            self._tasks.pop(flight.lease, None)
+            self._on_end(flight, report.lane_pause_seconds)
         except PaidonceError as error:
             self._fail(error)
-            return
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
             log.exception("a call of %s ended in a defect", flight.tool)
             self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))
-            return
-        self._tasks.pop(flight.lease, None)
-        self._on_end(flight, report.lane_pause_seconds)
 
-    async def _call(self, flight: Flight) -> CallReport:
+    async def _call(self, flight: Flight) -> CallReport | None:
+        """Make the call; ``None`` where it may no longer be made, and nothing was sent."""
         if self._providers.tool(flight.tool) is None:
             fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
             return CallReport(tuple(Refused(fault) for _ in flight.payload))
@@ -200,9 +209,12 @@ class Calls:
         key = keys[0]
         if batched:
             key = address.batch_provider_key(flight.batch, keys, address.payload_digest(b"\n".join(flight.inputs)))
-        wait = flight.send_at - time.clock_gettime(time.CLOCK_BOOTTIME)
+        wait = flight.send_at - self._clock()
         if wait > 0:
             await asyncio.sleep(wait)
+        # The last look at the clock comes right before the bytes leave (dispatcher's rule 2).
+        if not self._may_send(flight):
+            return None
         self.made += 1
         self._checkpoint("dispatcher:calling")
         members = zip(flight.payload, flight.inputs, strict=True)

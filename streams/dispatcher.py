@@ -62,6 +62,8 @@ class _Partition:
     timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     #: Claims that were published and not yet folded, by lease.
     pending: dict[str, Flight] = field(default_factory=dict)
+    #: Receipts in those claims: what a turn says of them that has not folded the claim is old news.
+    claimed: set[str] = field(default_factory=set)
     #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
     probe: str | None = None
     probes_seen: int = 0
@@ -94,7 +96,18 @@ class Dispatcher(Companion):
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
         self._publishing: set[asyncio.Task[None]] = set()
-        self.calls = Calls(settings, providers, caller, publisher, journal, on_end=self._ended, fail=fail, checkpoint=checkpoint)
+        self.calls = Calls(
+            settings,
+            providers,
+            caller,
+            publisher,
+            journal,
+            may_send=self._may_send,
+            on_end=self._ended,
+            fail=fail,
+            checkpoint=checkpoint,
+            clock=clock,
+        )
         self.stale_values = 0
 
     # --- the worker's side -----------------------------------------------------------------------------------
@@ -135,6 +148,7 @@ class Dispatcher(Companion):
             for flight in partition.pending.values():
                 self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
             partition.pending.clear()
+            partition.claimed.clear()
         await self.calls.drain(self.settings.grace_seconds)
         if self._publishing:
             await asyncio.wait(self._publishing, timeout=5)
@@ -153,6 +167,8 @@ class Dispatcher(Companion):
         for effect in effects:
             match effect:
                 case Queued():
+                    if effect.receipt in owned.claimed:
+                        continue
                     delay = max(0.0, (effect.need.not_before_ms - context.now_ms) / 1000)
                     lane = self._lane(owned, effect.lane, now)
                     lane.queue(effect.receipt, effect.tool, effect.run, effect.need, now, now + delay)
@@ -213,10 +229,16 @@ class Dispatcher(Companion):
             return
         departures, look_again = owned.lanes[name].plan(self._clock())
         claims: list[Event] = []
-        for departure in departures:
-            flight = self._claim(partition, owned, name, departure)
-            owned.pending[flight.lease] = flight
-            claims.append(flight.claim)
+        try:
+            for departure in departures:
+                flight = self._claim(partition, owned, name, departure)
+                owned.pending[flight.lease] = flight
+                owned.claimed.update(member.receipt for member in flight.members)
+                claims.append(flight.claim)
+        except PaidonceError as error:
+            # Timers have nobody above them who would hear of it (B11).
+            self._fail(error)
+            return
         if claims:
             self._say("receipt-claims", partition, *claims)
         if look_again is not None:
@@ -245,15 +267,25 @@ class Dispatcher(Companion):
         flight = owned.pending.pop(effect.lease, None)
         if flight is None:
             return
+        owned.claimed.difference_update(member.receipt for member in flight.members)
         self._checkpoint("dispatcher:granted")
-        in_time = self._clock() - flight.claimed_at < self.settings.lease_seconds - START_MARGIN_SECONDS
-        if effect.lost or not in_time:
-            kept = tuple(member for member in flight.members if member.receipt in set(effect.granted))
+        if effect.lost or not self._may_send(flight):
+            granted = frozenset(effect.granted)
+            kept = tuple(member for member in flight.members if member.receipt in granted)
             if kept:
                 self._say("receipt-claims", partition, LeaseReleased(flight.lease, kept))
             self._landed(owned, flight)
             return
+        flight.send_at = owned.lanes[flight.lane].send_at(flight.send_at, self._clock())
         self.calls.start(flight)
+
+    def _may_send(self, flight: Flight) -> bool:
+        """Enough of the lease is left to start the call, and the provider has not asked everybody to wait meanwhile (P3)."""
+        now = self._clock()
+        owned = self._partitions.get(flight.partition)
+        lane = None if owned is None else owned.lanes.get(flight.lane)
+        paused = lane is not None and now < lane.gate
+        return not paused and now - flight.claimed_at < self.settings.lease_seconds - START_MARGIN_SECONDS
 
     def _ended(self, flight: Flight, pause_seconds: float | None) -> None:
         """A call has ended, and its outcome is published."""

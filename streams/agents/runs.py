@@ -7,12 +7,14 @@ follows from it, so that a replay need not look again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Iterator
 
 from pydantic import TypeAdapter, ValidationError
 
 from schemas import address, requests
-from schemas.canonical import InvalidJson, UncanonicalValue, canonical, dump_json, parse_json
+from schemas.canonical import INTEGER_DIGITS_MAX, InvalidJson, UncanonicalValue, canonical, dump_json, parse_json
 from schemas.commands import CancelRequested, Misrouted, RowsAppended, RowsSealed, RunRequested
 from schemas.envelope import EnvelopeError
 from schemas.events import Event
@@ -60,8 +62,9 @@ def judged(delivery: Delivery, partition: int | None, partitions: int, providers
         raise EnvelopeError(f"{delivery.topic}: expected a JSON object with the text field 'run'")
     if partition is not None and address.partition_of(run, partitions) != partition:
         return [Misrouted(run, delivery.topic, delivery.value)]
-    if data.get("type") not in _KNOWN:
-        raise EnvelopeError(f"{delivery.topic}: unknown type {data.get('type')!r}; known are {', '.join(sorted(_KNOWN))}")
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in _KNOWN:
+        raise EnvelopeError(f"{delivery.topic}: unknown type {kind!r:.80}; known are {', '.join(sorted(_KNOWN))}")
     digest = hashlib.blake2b(delivery.value, digest_size=16).hexdigest()
     contract = data.get("contract", CONTRACT_VERSION)
     if contract != CONTRACT_VERSION:
@@ -73,7 +76,7 @@ def judged(delivery: Delivery, partition: int | None, partitions: int, providers
         return [_refused(run, digest, list(faults_of(error)))]
     match request:
         case requests.RunRequested():
-            return [_run(request, providers)]
+            return [_run(request, digest, providers)]
         case requests.RowsAppended():
             return [_rows(request, digest)]
         case requests.RowsSealed():
@@ -89,7 +92,7 @@ def faults_of(error: ValidationError) -> Iterable[str]:
         yield f"{place or 'request'}: {fault['msg']}"
 
 
-def _run(request: requests.RunRequested, providers: Providers) -> RunRequested:
+def _run(request: requests.RunRequested, digest: str, providers: Providers) -> RunRequested:
     play, faults = compile_play(request.play, providers, request.org)
     rows: list[bytes] = []
     for position, row in enumerate(request.rows or ()):
@@ -97,12 +100,10 @@ def _run(request: requests.RunRequested, providers: Providers) -> RunRequested:
             rows.append(dump_json(row))
         except UncanonicalValue as error:
             faults.append(f"row {position}: {error}")
-    # Two requests are the same when they mean the same, however they were written (case I4).
-    digest = hashlib.blake2b(canonical(request.model_dump(mode="json")), digest_size=16).hexdigest()
     return RunRequested(
         run=request.run,
         org=request.org,
-        digest=digest,
+        digest=_meaning(request, digest),
         play=None if faults else play,
         faults=tuple(faults),
         rows=tuple(rows),
@@ -113,8 +114,24 @@ def _run(request: requests.RunRequested, providers: Providers) -> RunRequested:
     )
 
 
-def _rows(request: requests.RowsAppended, digest: str) -> RowsAppended:
-    return RowsAppended(request.run, request.first, tuple(dump_json(row) for row in request.rows), digest)
+def _rows(request: requests.RowsAppended, digest: str) -> Event:
+    rows: list[bytes] = []
+    for index, row in enumerate(request.rows):
+        try:
+            rows.append(dump_json(row))
+        except UncanonicalValue as error:
+            return _refused(request.run, digest, [f"row {request.first + index}: {error}"])
+    return RowsAppended(request.run, request.first, tuple(rows), _meaning(request, digest))
+
+
+def _meaning(request: requests.RunRequested | requests.RowsAppended, digest: str) -> str:
+    """Two requests are the same when they mean the same, however they were written (case I4); else ``digest``, of their bytes."""
+    try:
+        # Rows are taken as they are, for speed: pydantic would copy them first.
+        meaning: object = request.rows if isinstance(request, requests.RowsAppended) else request.model_dump()
+        return hashlib.blake2b(canonical(meaning), digest_size=16).hexdigest()
+    except UncanonicalValue:
+        return digest
 
 
 def _refused(run: str, digest: str, faults: list[str]) -> RunRequested:
@@ -126,5 +143,46 @@ def _unreadable(delivery: Delivery, error: InvalidJson) -> list[Event]:
     key = (delivery.key or b"").decode(errors="replace")
     if delivery.topic == "run-requests" and key and "\x00" not in key:
         digest = hashlib.blake2b(delivery.value or b"", digest_size=16).hexdigest()
-        return [_refused(key, digest, [str(error)])]
+        return [_refused(key, digest, _uncarried(delivery.value or b"") or [str(error)])]
     raise EnvelopeError(f"{delivery.topic}: {error}")
+
+
+class _Literal(str):
+    """A number as it was written, which JSON cannot carry."""
+
+
+def _uncarried(value: bytes) -> list[str]:
+    """Row and column of every number that is the reason why a request is no JSON (case D3)."""
+    try:
+        data = json.loads(value, parse_constant=_Literal, parse_int=_whole, parse_float=_fraction)
+    except (ValueError, RecursionError):
+        return []
+    rows = data.get("rows") if isinstance(data, dict) else None
+    first = data.get("first") if isinstance(data, dict) else None
+    return [
+        f"row {index}, {name}: {literal:.40} is no number that JSON can carry"
+        for index, row in enumerate(rows if isinstance(rows, list) else (), first if isinstance(first, int) else 0)
+        for name, field in (row.items() if isinstance(row, dict) else ())
+        for literal in _literals(field)
+    ]
+
+
+def _whole(text: str) -> int | _Literal:
+    return int(text) if len(text.lstrip("-")) <= INTEGER_DIGITS_MAX else _Literal(text)
+
+
+def _fraction(text: str) -> float | _Literal:
+    number = float(text)
+    return number if math.isfinite(number) else _Literal(text)
+
+
+def _literals(value: object) -> Iterator[_Literal]:
+    match value:
+        case _Literal():
+            yield value
+        case dict():
+            for member in value.values():
+                yield from _literals(member)
+        case list():
+            for member in value:
+                yield from _literals(member)

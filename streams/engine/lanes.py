@@ -124,6 +124,7 @@ class Lane:
         self.pace = pace
         self.forms = forms
         self.rate = Gcra(pace, now)
+        self._sending = Gcra(pace, now)
         #: Calls that count against the ceiling: ours, and foreign ones whose leases live.
         self.in_flight = 0
         #: The retry-after gate: nothing leaves before.
@@ -190,9 +191,9 @@ class Lane:
             )
         )
         while ready and self.in_flight < self.pace.concurrency:
-            send_at = self.rate.next_at(now)
-            if send_at > now + CLAIM_AHEAD_SECONDS:
-                at = send_at - CLAIM_AHEAD_SECONDS
+            # The very number that is compared is returned, or rounding could name a moment at which nothing leaves, again and again.
+            at = self.rate.next_at(now) - CLAIM_AHEAD_SECONDS
+            if at > now:
                 return departures, at if look_again is None else min(look_again, at)
             ready_at, tool, batch = ready.popleft()
             entries = self._taken(tool, batch, now)
@@ -209,6 +210,10 @@ class Lane:
         if again is not None and again > now:
             look_again = again if look_again is None else min(look_again, again)
         return departures, look_again
+
+    def send_at(self, planned: float, now: float) -> float:
+        """When a granted call may be sent, so that calls of which the grants came late do not all leave at once (G1)."""
+        return self._sending.take(max(planned, now))
 
     def _place(self, entry: Entry) -> None:
         if entry.need.batch:

@@ -13,6 +13,8 @@ from typing import Any
 from schemas.canonical import dump_json
 
 _PLACEHOLDER = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+#: Some characters count as digits and are no number, and Python refuses to read very long ones.
+_INDEX = re.compile(r"[0-9]{1,9}")
 _REFERENCE = re.compile(r"row\.(?P<field>[^.{}]+?)(?:\.(?P<path>[^{}]+))?")
 
 Row = Mapping[str, Any]
@@ -36,7 +38,7 @@ def look_up(value: Any, path: str) -> Any:
     for part in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(part)
-        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(part) and int(part) < len(value):
             value = value[int(part)]
         else:
             return None

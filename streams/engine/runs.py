@@ -32,6 +32,8 @@ PROGRESS_EVERY_MS = 250
 HEARTBEAT_MS = 5_000
 #: Rows in one ``RowsAdded`` event.
 ROWS_MAX = 250
+#: Faults that one refusal names.
+FAULTS_MAX = 100
 
 _RUNNING = (RunStatus.RUNNING, RunStatus.CLOSING)
 
@@ -68,6 +70,10 @@ class _Turn:
         return run
 
 
+def _faults(number: int) -> str:
+    return f"{number} fault{'s' * (number != 1)}"
+
+
 def _sum(shares: Iterable[Share], kind: type[RowCounts] | type[CallCounts], part: str) -> dict[str, int]:
     values = [getattr(share, part) for share in shares]
     return {name: sum(getattr(value, name) for value in values) for name in kind.__struct_fields__}
@@ -79,7 +85,8 @@ def counts_of(run: Run) -> Counts:
     rows = RowCounts(**_sum(shares, RowCounts, "rows"))
     calls = CallCounts(**_sum(shares, CallCounts, "calls"))
     return Counts(
-        total=run.total if run.sealed else run.expected,
+        # Once announced it is fixed (case I1): a run that gets other rows than it announced fails.
+        total=run.expected if run.expected is not None else run.total if run.sealed else None,
         received=run.total,
         completed=rows.completed,
         failed=rows.failed,
@@ -140,13 +147,7 @@ class RunsEngine:
         run = turn.records.get(record_key(RUN, event.run), Run)
         if run is not None:
             if run.digest != event.digest:
-                message = f"run {event.run!r} exists with another request; choose another run id"
-                self._tell(
-                    turn,
-                    event.run,
-                    RunEvent(type="run.rejected", run=event.run, at_ms=turn.context.now_ms, code="run_id_in_use", message=message),
-                    f"rejected/{event.digest}",
-                )
+                self._reject(turn, event)
             return
         faults = list(event.faults)
         rows: list[AddedRow] = []
@@ -156,6 +157,8 @@ class RunsEngine:
                     rows.append(added_row(event.play, position, raw))
                 except RowFault as fault:
                     faults.append(str(fault))
+            if event.sealed and event.expected is not None and event.expected != len(event.rows):
+                faults.append(f"expected_rows: {event.expected:,}, but the request has {len(event.rows):,} rows")
         if faults or event.play is None:
             self._tell(
                 turn,
@@ -165,8 +168,8 @@ class RunsEngine:
                     run=event.run,
                     at_ms=turn.context.now_ms,
                     code="invalid_request",
-                    message=f"the run request has {len(faults)} fault{'s' * (len(faults) != 1)}",
-                    faults=tuple(faults[:100]),
+                    message=f"the run request has {_faults(len(faults))}",
+                    faults=tuple(faults[:FAULTS_MAX]),
                 ),
                 f"refused/{event.digest}",
             )
@@ -190,6 +193,21 @@ class RunsEngine:
         self._ledger(turn, event.run, run, "run.started")
         self._send_rows(turn, event.run, run, rows)
 
+    def _reject(self, turn: _Turn, event: RunRequested) -> None:
+        """A request that cannot be taken under the id of a run that exists and goes on unharmed (case I4)."""
+        code, message = "run_id_in_use", f"run {event.run!r} exists with another request; choose another run id"
+        if event.faults:
+            code, message = "invalid_request", f"a request for run {event.run!r} has {_faults(len(event.faults))}"
+        rejected = RunEvent(
+            type="run.rejected",
+            run=event.run,
+            at_ms=turn.context.now_ms,
+            code=code,
+            message=message,
+            faults=event.faults[:FAULTS_MAX],
+        )
+        self._tell(turn, event.run, rejected, f"rejected/{event.digest}")
+
     def _append(self, turn: _Turn, event: RowsAppended) -> None:
         run = turn.run(event.run)
         if run is None or run.status is not RunStatus.RUNNING or run.sealed:
@@ -203,6 +221,10 @@ class RunsEngine:
             message = f"a chunk begins at row {event.first:,}, expected {run.total:,}: rows are missing or came twice"
             self._fail(turn, event.run, run, "rows_out_of_order", message)
             return
+        if run.expected is not None and event.first + len(event.rows) > run.expected:
+            message = f"{event.first + len(event.rows):,} rows came, but {run.expected:,} were announced"
+            self._fail(turn, event.run, run, "too_many_rows", message)
+            return
         try:
             rows = [added_row(run.play, event.first + index, raw) for index, raw in enumerate(event.rows)]
         except RowFault as fault:
@@ -215,8 +237,9 @@ class RunsEngine:
         run = turn.run(event.run)
         if run is None or run.status is not RunStatus.RUNNING or run.sealed:
             return
-        if run.total != event.total:
-            message = f"sealed with {event.total:,} rows, but {run.total:,} came"
+        if run.total != event.total or run.expected not in (None, event.total):
+            announced = "" if run.expected is None else f" and {run.expected:,} were announced"
+            message = f"sealed with {event.total:,} rows, but {run.total:,} came{announced}"
             self._fail(turn, event.run, run, "rows_missing", message)
             return
         run.sealed = run.dirty = True

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import csv
+import json
+from pathlib import Path
+
 from streams.client import Client
 from tests.support.system import System, people, play
+from tests.support.wait import wait_until
 
 
 async def test_rows_come_back_computed_and_each_was_paid_once(system: System) -> None:
@@ -23,3 +29,48 @@ async def test_rows_come_back_computed_and_each_was_paid_once(system: System) ->
     bill = sandbox.summary()
     assert (bill.billed_items, bill.billed_twice) == (300, 0)
     assert bill.calls < 60
+
+
+PLAY = """
+name = "contacts"
+key = ["id"]
+
+[[columns]]
+name = "check"
+tool = "sandbox.emails"
+input = { email = "{{ row.email }}" }
+"""
+
+
+async def test_three_workers_share_the_partitions_and_a_csv_becomes_a_result(system: System, tmp_path: Path) -> None:
+    """By the command line, as a user would: submit a file, follow it, export it."""
+    sandbox = system.start_sandbox()
+    workers = [system.worker(name) for name in ("w1", "w2", "w3")]
+
+    def all_share() -> bool:
+        return all(worker.partitions for worker in workers) and sum(worker.partitions for worker in workers) == 12
+
+    await asyncio.to_thread(wait_until, "three workers own all partitions", all_share, seconds=60)
+    # Partition n of every table is with one worker.
+    assert {worker.partitions % 3 for worker in workers} == {0}
+    play_file, rows_file, result_file = tmp_path / "play.toml", tmp_path / "rows.csv", tmp_path / "result.csv"
+    rows = people(500)
+    with await asyncio.to_thread(rows_file.open, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    await asyncio.to_thread(play_file.write_text, PLAY)
+    told = await asyncio.to_thread(
+        system.command, "run", "submit", str(play_file), "--rows", str(rows_file), "--run", "csv", "--watch", "--json"
+    )
+    summary = json.loads(told)
+    assert (summary["run"], summary["status"], summary["exit_code"]) == ("csv", "completed", 0)
+    assert summary["counts"]["completed"] == summary["counts"]["total"] == 500
+    await asyncio.to_thread(system.command, "run", "export", "csv", "--to", str(result_file))
+    with await asyncio.to_thread(result_file.open, newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    assert all("valid" in " ".join(row.values()) for row in found)
+    bill = sandbox.summary()
+    assert (bill.billed_items, bill.billed_twice) == (500, 0)
+    assert all(worker.running for worker in workers)

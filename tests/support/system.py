@@ -257,9 +257,8 @@ class System:
         with self.providers.open("a") as file:
             file.write(PROVIDERS.format(name=name, url=url, timeout=timeout, **options))
 
-    def worker(self, name: str = "w1", **settings: object) -> WorkerProcess:
-        """Start a worker; the same name is the same data folder."""
-        environment = {
+    def _environment(self, name: str) -> dict[str, str]:
+        return {
             **os.environ,
             "SANDBOX_KEY": KEY,
             "PYTHONUNBUFFERED": "1",
@@ -267,11 +266,27 @@ class System:
             "PAIDONCE_PROVIDERS": str(self.providers),
             "PAIDONCE_DATA": str(self.folder / name),
         }
+
+    def worker(self, name: str = "w1", **settings: object) -> WorkerProcess:
+        """Start a worker; the same name is the same data folder."""
         worker = self.workers.get(name)
         if worker is None:
             command = [sys.executable, "-m", "streams.cli", "worker"]
-            worker = self.workers[name] = WorkerProcess(name, self.folder, environment, command)
+            worker = self.workers[name] = WorkerProcess(name, self.folder, self._environment(name), command)
         return worker.start(**settings)
+
+    def command(self, *arguments: str, code: int = 0, seconds: float = 120.0) -> str:
+        """Run a command of ``paidonce`` on this system; its standard output, once it has ended with ``code``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "streams.cli", *arguments],
+            env=self._environment("client"),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        assert done.returncode == code, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
 
     async def finish(self, client: Client, run: str, *, seconds: float = 60.0) -> tuple[RunEvent, list[MapProgress]]:
         """Wait for the end of a run: its terminal event, and all samples of its progress."""
