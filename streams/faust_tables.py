@@ -5,6 +5,7 @@ Faust's assignor puts partition n of every topic on one worker as long as the ap
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,35 @@ class NoRecovery(Recovery):
     def need_recovery(self) -> bool:
         """Never by Faust."""
         return False
+
+    async def on_recovery_completed(self, generation_id: int = 0) -> None:
+        """Open the tables, set positions, and only then let messages in.
+
+        Faust lets partitions be fetched first, seeks then, and empties its queues last: what came in between from a stale
+        position would be folded ahead of what lies before it, or dropped.
+        """
+        app, consumer = self.app, self.app.consumer
+        await app.on_rebalance_complete.send()
+        self._set_recovery_ended()
+        await asyncio.wait(
+            [
+                asyncio.ensure_future(table.on_recovery_completed(self.actives_for_table[table], self.standbys_for_table[table]))
+                for table in self.tables.values()
+            ]
+        )
+        if app.consumer_generation_id != generation_id:
+            return
+        assignment = consumer.assignment()
+        if assignment:
+            await self._wait(consumer.perform_seek(), timeout=app.conf.broker_request_timeout)
+        self.completed.set()
+        app.flow_control.resume()
+        consumer.resume_partitions({tp for tp in assignment if tp.topic not in app.tables.changelog_topics})
+        consumer.resume_flow()
+        await app._fetcher.maybe_start()
+        self.tables.on_actives_ready()
+        self.tables.on_standbys_ready()
+        app.on_rebalance_end()
 
     @Service.task  # type: ignore[untyped-decorator]  # Faust is untyped
     async def _slurp_changelogs(self) -> None:

@@ -71,7 +71,8 @@ class Inbox:
         queue = self._queues[delivery.topic]
         queue.deliveries.append(delivery)
         queue.bytes += delivery.size
-        if queue.bytes > self._bytes_max and not queue.full:
+        if queue.bytes > self._bytes_max:
+            # Said with every delivery: Faust resumes a partition by itself when its own queue has drained.
             queue.full = True
             self._on_full(delivery.topic)
         self._something.set()

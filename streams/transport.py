@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import aiokafka
@@ -25,10 +25,20 @@ BUSY_MESSAGES = 8
 BUSY_PAUSE_SECONDS = 0.03
 
 
+class Fetched(dict[TP, list[Any]]):
+    """Records by partition, and how often positions had been set when they were taken."""
+
+    def __init__(self, records: Mapping[TP, list[Any]], seeks: int) -> None:
+        super().__init__(records)
+        self.seeks = seeks
+
+
 class BulkConsumerThread(AIOKafkaConsumerThread):
     """The thread that owns the aiokafka consumer, whose loop also sends the group's heartbeats."""
 
     beat_at = 0.0
+    #: How often positions were set: what was fetched before is not to be delivered after.
+    seeks = 0
 
     async def on_start(self) -> None:
         """Start the consumer, and give signs of life for the watchdog."""
@@ -60,17 +70,24 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
             metadata_max_age_ms=60_000,
         )
 
-    async def seek_all(self, positions: Mapping[TP, int], paused: set[TP]) -> None:
-        """Set positions, and keep the ``paused`` partitions from being fetched at all."""
+    async def _fetch_records(self, *args: Any, **kwargs: Any) -> Fetched:
+        records = await super()._fetch_records(*args, **kwargs)
+        return Fetched(records, self.seeks)
+
+    async def seek_all(self, positions: Mapping[TP, int | None], paused: set[TP]) -> None:
+        """Set positions (``None``: the beginning), and keep the ``paused`` partitions from being fetched at all."""
         await self.call_thread(self._seek_all, positions, paused)
 
-    async def _seek_all(self, positions: Mapping[TP, int], paused: set[TP]) -> None:
+    async def _seek_all(self, positions: Mapping[TP, int | None], paused: set[TP]) -> None:
         consumer = self._ensure_consumer()
+        unread = [TopicPartition(*tp) for tp, offset in positions.items() if offset is None]
+        starts = await consumer.beginning_offsets(unread) if unread else {}
         assigned = consumer.assignment()
         for tp, offset in positions.items():
             if TopicPartition(*tp) in assigned:
-                consumer.seek(TopicPartition(*tp), offset)
+                consumer.seek(TopicPartition(*tp), starts[TopicPartition(*tp)] if offset is None else offset)
         consumer.pause(*[TopicPartition(*tp) for tp in paused if TopicPartition(*tp) in assigned])
+        self.seeks += 1
 
 
 class BulkConsumer(Consumer):
@@ -95,11 +112,26 @@ class BulkConsumer(Consumer):
         """Start behind the last folded message; the offset committed by Faust is only a hint."""
         await super().perform_seek()
         positions: Callable[[], Mapping[TP, int]] = cast(Any, self.app).paidonce.positions
-        folded = dict(positions())
-        changelogs = {tp for tp in self.assignment() if tp.topic in self.app.tables.changelog_topics}
+        assigned = self.assignment()
+        changelogs = {tp for tp in assigned if tp.topic in self.app.tables.changelog_topics}
+        # Every source partition is set, those never folded too: a fetch may have moved any of them meanwhile.
+        folded = dict.fromkeys(assigned - changelogs) | dict(positions())
         await cast(BulkConsumerThread, self._thread).seek_all(folded, changelogs)
         for tp, offset in folded.items():
             self._read_offset[tp] = offset if offset else None
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+        """Messages of one fetch, as long as no rebalance and no seek came since it was taken: then all is read again."""
+        records, active = await self._wait_next_records(timeout)
+        if not records or self.should_stop:
+            return
+        generation, thread = self.app.consumer_generation_id, cast(BulkConsumerThread, self._thread)
+        for tp, record in self.scheduler.iterate(records):
+            current = records.seeks == thread.seeks and generation == self.app.consumer_generation_id
+            if not current or not self.flow_active:
+                return
+            if tp in active or tp in self._buffered_partitions:
+                yield tp, self._to_message(tp, record)
 
     async def _wait_next_records(self, timeout: float) -> Any:
         self.fetched_at = time.monotonic()

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +91,10 @@ class Worker:
         self._stop = asyncio.Event()
         self._memory = StoreMemory(write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes)
         self._lock: IO[str] | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        #: Grows with each revocation: what was begun before it is given up.
+        self._tenure = 0
+        #: One opening or closing of a table at a time: a rebalance may come while another one's partitions are being opened.
+        self._placing: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -222,25 +226,34 @@ class Worker:
 
     async def _open(self, table: str, partitions: set[int]) -> None:
         """Fence older owners, recover, and start the actors of these partitions."""
-        generation = self.app.consumer_generation_id
-        spec = next(spec for spec in self.specs if spec.table == table)
+        tenure, generation = self._tenure, self.app.consumer_generation_id
+
+        def still_owned() -> bool:
+            return self._tenure == tenure and self.app.consumer_generation_id == generation
+
         try:
-            await self._close(table)
-            opened = await self._recover(spec, sorted(partitions), lambda: self.app.consumer_generation_id == generation)
-            if self.app.consumer_generation_id != generation:
-                await asyncio.gather(*(actor.stop() for actor in opened.values()))
-                return
-            self._generation = generation
-            self.actors.update({(table, partition): actor for partition, actor in opened.items()})
-            await self.companion.opened(table, opened)
-            for actor in opened.values():
-                actor.start()
-            self.on_change()
+            async with self._placing[table]:
+                if still_owned() and self.app.consumer.flow_active:
+                    await self._open_owned(table, partitions, still_owned)
+                    self._generation = generation
         except PaidonceError as error:
             self.fail(error)
         except Exception as error:  # Faust would swallow it and wait for ever
             log.exception("opening %s failed", table)
             self.fail(StateError(f"cannot open partitions of {table}: {error!r}"))
+
+    async def _open_owned(self, table: str, partitions: set[int], still_owned: Callable[[], bool]) -> None:
+        await self._close(table)
+        spec = next(spec for spec in self.specs if spec.table == table)
+        opened = await self._recover(spec, sorted(partitions), still_owned)
+        if not still_owned():
+            await asyncio.gather(*(actor.stop() for actor in opened.values()))
+            return
+        self.actors.update({(table, partition): actor for partition, actor in opened.items()})
+        await self.companion.opened(table, opened)
+        for actor in opened.values():
+            actor.start()
+        self.on_change()
 
     async def _recover(self, spec: AgentSpec, partitions: Sequence[int], still_owned: Callable[[], bool]) -> dict[int, Actor]:
         pairs = {
@@ -251,16 +264,22 @@ class Worker:
             )
             for partition in partitions
         }
-        await asyncio.gather(*(pair.start() for pair in pairs.values()))
-        stores = {
-            partition: Store(self.settings.data / "tables" / spec.table / str(partition), self._memory) for partition in partitions
-        }
+        stores: dict[int, Store] = {}
         changelog = self.names.changelog(spec.table)
-        self.recovered_records += await recover(
-            {TopicPartition(changelog, partition): store for partition, store in stores.items()},
-            self.connection,
-            still_owned=still_owned,
-        )
+        try:
+            await asyncio.gather(*(pair.start() for pair in pairs.values()))
+            for partition in partitions:
+                stores[partition] = Store(self.settings.data / "tables" / spec.table / str(partition), self._memory)
+            self.recovered_records += await recover(
+                {TopicPartition(changelog, partition): store for partition, store in stores.items()},
+                self.connection,
+                still_owned=still_owned,
+            )
+        except BaseException:
+            for store in stores.values():
+                store.close()
+            await asyncio.gather(*(pair.stop() for pair in pairs.values()))
+            raise
         return {partition: self._actor(spec, partition, stores[partition], pairs[partition]) for partition in partitions}
 
     def _actor(self, spec: AgentSpec, partition: int, store: Store, pair: ProducerPair) -> Actor:
@@ -293,9 +312,11 @@ class Worker:
         }
 
     async def _on_revoked(self, *_args: Any, **_kwargs: Any) -> None:
+        self._tenure += 1
         await self.companion.revoked()
         for table in self.tables:
-            await self._close(table)
+            async with self._placing[table]:
+                await self._close(table)
         self.on_change()
 
     async def _close(self, table: str) -> None:
@@ -305,8 +326,10 @@ class Worker:
     async def wind_down(self) -> None:
         """Orderly stop: let calls in flight end while turns still go on, then close the partitions."""
         await self.companion.stop()
+        self._tenure += 1
         for table in self.tables:
-            await self._close(table)
+            async with self._placing[table]:
+                await self._close(table)
 
 
 def _instance_id(folder: Path) -> str:

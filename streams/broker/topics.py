@@ -18,7 +18,8 @@ from streams.errors import TopicsError, Unreachable
 FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 WEEK = {"retention.ms": str(7 * 24 * 3600 * 1000)}
 MONTH = {"retention.ms": str(30 * 24 * 3600 * 1000)}
-COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.5"}
+#: A worker's data folder that was away for longer than ``delete.retention.ms`` may miss removals, so that is long.
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.5", "delete.retention.ms": str(90 * 24 * 3600 * 1000)}
 LARGE = {"max.message.bytes": str(9 * 1024 * 1024)}
 
 TABLES = ("runs", "rows", "receipts")

@@ -58,7 +58,7 @@ class _Turn:
     records: Records
     outbox: Outbox
     context: Context
-    touched: dict[str, None] = field(default_factory=dict)
+    touched: dict[str, Run] = field(default_factory=dict)
 
     def run(self, name: str) -> Run | None:
         """The run's record; it counts as changed."""
@@ -66,7 +66,7 @@ class _Turn:
         run = self.records.get(key, Run)
         if run is not None:
             self.records.put(key, run)
-            self.touched[name] = None
+            self.touched[name] = run
         return run
 
 
@@ -108,11 +108,9 @@ class RunsEngine:
         turn = _Turn(records, outbox, context)
         for event in events:
             self._fold(turn, event)
-        for name in turn.touched:
-            run = records.get(record_key(RUN, name), Run)
-            if run is not None:
-                self._move(turn, name, run)
-                self._report(turn, name, run)
+        for name, run in turn.touched.items():
+            self._move(turn, name, run)
+            self._report(turn, name, run)
 
     def _fold(self, turn: _Turn, event: Event) -> None:
         match event:
@@ -139,7 +137,8 @@ class RunsEngine:
                 for key, run in turn.records.scan(RUN, Run):
                     if run.status in _RUNNING:
                         run.dirty = True
-                        turn.touched[key[1:].decode()] = None
+                        turn.records.put(key, run)
+                        turn.touched[key[1:].decode()] = run
 
     # --- what is asked for -----------------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class RunsEngine:
             expected=event.expected,
         )
         turn.records.put(record_key(RUN, event.run), run)
-        turn.touched[event.run] = None
+        turn.touched[event.run] = run
         self._ledger(turn, event.run, run, "run.started")
         self._send_rows(turn, event.run, run, rows)
 

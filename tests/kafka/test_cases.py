@@ -71,8 +71,8 @@ def line(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         late_port = reserved.getsockname()[1]
     with ScriptedProvider() as scripted:
-        sandbox = system.start_sandbox(size=5, window=400)
-        system.add_provider("strict", sandbox.url, repeat="never", size=5, window=400)
+        sandbox = system.start_sandbox(size=5, window=1000)
+        system.add_provider("strict", sandbox.url, repeat="never", size=5, window=1000)
         system.add_provider("scripted", scripted.url, repeat="never", concurrency=4)
         system.add_provider("late", f"http://127.0.0.1:{late_port}")
         system.add_provider("late_strict", f"http://127.0.0.1:{late_port}", repeat="never")
@@ -301,14 +301,14 @@ async def test_a_plain_producer_starts_a_run_whatever_partition_it_chose(line: L
             "key": ["id"],
             "columns": [{"name": "check", "tool": "sandbox.emails", "input": {"email": "{{ row.email }}"}}],
         },
-        "rows": people(4, tag="plain"),
+        "rows": people(5, tag="plain"),
     }
     await publish(line.system, "run-requests", run, request, partition=chosen)
     async with line.client() as client:
         end, samples = await line.system.finish(client, run)
         ledger = await line.system.ledger(client, run)
-    assert counts(end) == only(4, completed=4)
-    assert samples[-1].counts.done == 4
+    assert counts(end) == only(5, completed=5)
+    assert samples[-1].counts.done == 5
     assert [event.type for event in ledger] == ["run.started", "run.completed"]
 
 
@@ -346,28 +346,28 @@ async def test_case_I4_a_run_id_means_one_run(broker: str, tmp_path: Path) -> No
 
 async def test_a_second_run_of_a_dataset_reuses_what_stands(line: Line) -> None:
     line.sandbox.set_faults()
-    asked, rows = play("emails", name="stands"), people(12, tag="stands")
+    asked, rows = play("emails", name="stands"), people(10, tag="stands")
     async with line.client() as client:
         first = await line.ended(client, asked, rows)
         before = line.sandbox.summary().requests
         second = await line.ended(client, asked, [*rows, *people(1, tag="more")])
-    assert counts(first) == only(12, completed=12)
-    assert counts(second) == only(13, reused=12, completed=1)
+    assert counts(first) == only(10, completed=10)
+    assert counts(second) == only(11, reused=10, completed=1)
     assert line.sandbox.summary().requests - before == 1
-    assert len(line.billed("stands")) == 12
+    assert len(line.billed("stands")) == 10
 
 
 async def test_lines_with_the_same_row_key_are_computed_once_and_counted(line: Line) -> None:
     line.sandbox.set_faults()
-    rows = [people(4, tag="twice")[number % 4] for number in range(10)]
+    rows = [people(5, tag="twice")[number % 5] for number in range(10)]
     async with line.client() as client:
         run = await client.submit(play("emails", name="twice"), rows)
         end, _ = await line.system.finish(client, run)
         lines = [found async for found in client.rows(run)]
-    assert counts(end) == only(10, completed=4, duplicate=6)
+    assert counts(end) == only(10, completed=5, duplicate=5)
     assert [found.fields["id"] for found in lines] == [row["id"] for row in rows]
     assert all(found.row is not None and found.row.status == "completed" for found in lines)
-    assert len(line.billed("twice")) == 4
+    assert len(line.billed("twice")) == 5
 
 
 async def test_a_failed_row_stops_no_other(line: Line) -> None:

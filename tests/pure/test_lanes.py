@@ -342,14 +342,10 @@ def test_what_needs_no_claim_any_more_is_taken_out_wherever_it_waits(place: str)
     for name in "ab":
         it.queue(name, "p.batch", "run", need(batch=batch), 0.0, not_before)
     it.unqueue("a")
-    assert len(it) == 1
-    assert it.plan(1.0)[0] == [] or place != "later"
     it.unqueue("nobody")
-    rest = left(it.plan(2.0)[0])
-    assert rest in (["b"], [])
-    it.unqueue("b")
+    assert len(it) == 1
+    assert left(run_dry(it)) == ["b"]
     assert len(it) == 0
-    assert it.plan(9.0) == ([], None)
 
 
 @pytest.mark.parametrize("batch", ["", "batch:1"])
@@ -406,7 +402,7 @@ class Model:
     def departed(self, departure: Departure) -> None:
         assert self.now >= self.gate
         assert departure.entries
-        assert departure.send_at <= self.now + CLAIM_AHEAD_SECONDS
+        assert departure.send_at <= self.now + CLAIM_AHEAD_SECONDS + 1e-9
         size_max = self.forms.get(departure.tool, ToolForm()).size_max
         assert departure.batch or len(departure.entries) <= size_max
         for entry in departure.entries:

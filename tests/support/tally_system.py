@@ -207,7 +207,8 @@ class TallySystem:
         self, topic: str, partition: int, value: bytes | None, headers: Sequence[tuple[str, bytes]]
     ) -> asyncio.Future[Any]:
         self.sent[topic, partition] += 1
-        return await self._producer.send(self.topic(topic), value, partition=partition, headers=list(headers))
+        # A key, because aiokafka sends no message that has neither key nor value.
+        return await self._producer.send(self.topic(topic), value, b"key", partition=partition, headers=list(headers))
 
     # --- what is seen of it ---
 
