@@ -7,6 +7,7 @@ and publishes its end under its own attempt and lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -103,6 +104,8 @@ class Calls:
         self._checkpoint = checkpoint
         self._clock = clock
         self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
+        #: The process stops: what waits for its moment is given back.
+        self._ending = asyncio.Event()
         self.made = 0
 
     def flight(
@@ -163,7 +166,10 @@ class Calls:
         return found
 
     async def drain(self, grace_seconds: float) -> None:
-        """Wait until all calls have told their end, or the grace time is over; the rest is left to their leases."""
+        """Give back what was not sent, and wait until all calls have told their end, or the grace time is over; the rest is left to
+        their leases.
+        """
+        self._ending.set()
         tasks = [task for _, task in self._tasks.values()]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace_seconds)
@@ -211,9 +217,10 @@ class Calls:
             key = address.batch_provider_key(flight.batch, keys, address.payload_digest(b"\n".join(flight.inputs)))
         wait = flight.send_at - self._clock()
         if wait > 0:
-            await asyncio.sleep(wait)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), wait)
         # The last look at the clock comes right before the bytes leave (dispatcher's rule 2).
-        if not self._may_send(flight):
+        if self._ending.is_set() or not self._may_send(flight):
             return None
         self.made += 1
         self._checkpoint("dispatcher:calling")

@@ -108,6 +108,7 @@ class Worker:
             await topics.check(
                 self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables
             )
+            await self._claim_folder()
             await self.companion.start()
             self.app = self._build()
             await self.app.start()
@@ -163,6 +164,18 @@ class Worker:
             raise ConfigurationError(
                 f"data folder {self.settings.data} is in use by another worker; give each its own with --data"
             ) from error
+
+    async def _claim_folder(self) -> None:
+        """A data folder belongs to one system on one cluster: tables of another would be mixed up, and calls paid again."""
+        mine = f"{self.settings.app} on cluster {await topics.cluster_of(self.connection)}"
+        path = self.settings.data / "belongs-to"
+        if not path.exists():
+            path.write_text(mine)
+        theirs = path.read_text()
+        if theirs != mine:
+            raise ConfigurationError(
+                f"data folder {self.settings.data} belongs to {theirs}, this worker to {mine}; give it another folder with --data"
+            )
 
     def _build(self) -> _App:
         settings = self.settings

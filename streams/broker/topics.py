@@ -82,6 +82,15 @@ async def inspect(
     return [TopicState(name, partitions, counts.get(name)) for name in topics_of(app, prefix, tables)]
 
 
+async def cluster_of(connection: Mapping[str, Any]) -> str:
+    """Identity of the Kafka cluster. Raises ``Unreachable``."""
+    admin = await _admin(connection)
+    try:
+        return str((await admin.describe_cluster())["cluster_id"])
+    finally:
+        await admin.close()
+
+
 async def check(
     connection: Mapping[str, Any], app: str, partitions: int, prefix: str = "", tables: tuple[str, ...] = TABLES
 ) -> None:

@@ -44,8 +44,11 @@ def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPl
         try:
             template = canonical(column.input).decode()
             fields_of(column.input, f"{place}.input")
-        except (TemplateError, UncanonicalValue) as error:
-            faults.append(f"{place}.input: {error}")
+        except TemplateError as error:
+            faults.append(str(error))
+            continue
+        except UncanonicalValue as error:
+            faults.append(f"{place}.input{error.path[1:]}: {error.reason}")
             continue
         provider, tool = found
         columns.append(_bound(play, column.name, column.needs, column.extract, template, column.tool, provider, tool, org))
