@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from schemas.events import Event
 
 
@@ -22,8 +24,7 @@ class Acknowledged(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """One message of a source topic."""
 
     topic: str

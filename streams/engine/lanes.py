@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from streams.engine.protocol import Need
 
 #: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
@@ -37,8 +39,7 @@ class LanePace:
     concurrency: int = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One queued receipt."""
 
     receipt: str
@@ -49,8 +50,7 @@ class Entry:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(msgspec.Struct, frozen=True):
     """One provider call that is to be claimed now and may be sent at ``send_at``."""
 
     tool: str

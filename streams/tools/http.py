@@ -12,10 +12,11 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
 import httpx
+import msgspec
 
 from schemas.events import Fault, Repeat
 from schemas.providers import BatchForm, Provider, Providers
@@ -242,7 +243,7 @@ class HttpCaller:
                 return outcome
             fault = outcome.fault
             message = f"{tool.name}: {where}: {excerpt(fault.message, self._secrets)}"
-            return replace(outcome, fault=Fault(fault.code, message, fault.repairable))
+            return msgspec.structs.replace(outcome, fault=Fault(fault.code, message, fault.repairable))
 
         return tuple([told(outcome) for outcome in outcomes])
 

@@ -6,22 +6,21 @@ above all whether the call may have been billed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from schemas.events import Fault
 
 
-@dataclass(frozen=True, slots=True)
-class CallMember:
+class CallMember(msgspec.Struct, frozen=True):
     """One member of a call: its receipt, which also correlates it, and its input as exact JSON."""
 
     receipt: str
     input: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderCall:
+class ProviderCall(msgspec.Struct, frozen=True):
     """One physical call to a provider."""
 
     #: ``provider.tool`` of the providers file.
@@ -33,22 +32,19 @@ class ProviderCall:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The provider's output for this member, as exact JSON; ``b"null"`` means that there is no result."""
 
     output: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The provider said no and billed nothing; ``fault.repairable`` tells whether a later run should ask again."""
 
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
-class NotDone:
+class NotDone(msgspec.Struct, frozen=True):
     """Nothing was done or billed, and trying again later makes sense (429, connection refused, ...)."""
 
     fault: Fault
@@ -56,8 +52,7 @@ class NotDone:
     retry_after_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Doubtful:
+class Doubtful(msgspec.Struct, frozen=True):
     """The call may have been made and billed, and its answer is lost."""
 
     fault: Fault
@@ -66,8 +61,7 @@ class Doubtful:
 MemberOutcome = Answered | Refused | NotDone | Doubtful
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
+class CallReport(msgspec.Struct, frozen=True):
     """How a call ended: an outcome for each member, in order, and what the whole lane should know."""
 
     outcomes: tuple[MemberOutcome, ...]

@@ -143,7 +143,9 @@ def test_K3_the_scope_names_the_credentials_and_never_the_pace_or_path() -> None
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_a_provider_that_could_not_be_addressed_or_called_is_refused_when_its_file_is_read(change: dict[str, Any], words: str) -> None:
+def test_a_provider_that_could_not_be_addressed_or_called_is_refused_when_its_file_is_read(
+    change: dict[str, Any], words: str
+) -> None:
     fields = {"base_url": "https://api.example", "tools": {"t": {"path": "/t"}}}
     with pytest.raises(ValidationError) as caught:
         Provider.model_validate(fields | change)

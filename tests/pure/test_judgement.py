@@ -182,7 +182,9 @@ def test_V5_another_contract_version_is_refused_with_both_versions_named(contrac
     assert repr(contract) in fault
 
 
-@pytest.mark.parametrize("value", [b"{", b"", b'{"run":"run","x":NaN}', b'{"run":"run","x":1e999}', b"\xff\xfe", b'{"run":"\\ud800"}'])
+@pytest.mark.parametrize(
+    "value", [b"{", b"", b'{"run":"run","x":NaN}', b'{"run":"run","x":1e999}', b"\xff\xfe", b'{"run":"\\ud800"}']
+)
 def test_case_D3_what_is_no_json_is_refused_under_the_messages_key(value: bytes) -> None:
     event = judge(value)
     assert isinstance(event, RunRequested)
@@ -231,7 +233,11 @@ def test_the_agent_judges_with_its_own_partition_unless_told_not_to() -> None:
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
@@ -241,7 +247,9 @@ fields_of_requests = st.sampled_from(
 
 
 @given(st.sampled_from((requested(), appended(), {"type": "rows_sealed", "run": "run", "total": 1})), st.data())
-def test_whatever_stands_in_a_field_the_worker_gets_an_event_or_parks_the_message(value: dict[str, Any], data: st.DataObject) -> None:
+def test_whatever_stands_in_a_field_the_worker_gets_an_event_or_parks_the_message(
+    value: dict[str, Any], data: st.DataObject
+) -> None:
     value = value | data.draw(st.dictionaries(fields_of_requests, anything, max_size=2))
     try:
         event = judge(json.dumps(value).encode(), partition=None)

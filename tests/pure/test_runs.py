@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import address
-from schemas.commands import CancelRequested, CountersDue, Misrouted, ProgressDue, RecoveryEnded, RowsAppended, RowsSealed, RunRequested
+from schemas.commands import (
+    CancelRequested,
+    CountersDue,
+    Misrouted,
+    ProgressDue,
+    RecoveryEnded,
+    RowsAppended,
+    RowsSealed,
+    RunRequested,
+)
 from schemas.events import (
     AddedRow,
     CallCounts,
@@ -139,7 +148,13 @@ def test_rows_travel_in_events_of_bounded_size() -> None:
 def test_E1_the_ledger_begins_with_started_and_progress_knows_the_total() -> None:
     outbox = runs_table().given(requested(3))
     (started,) = ledger(outbox)
-    assert (started.type, started.run, started.play, started.dataset, started.sequence) == ("run.started", "run", "play", "people", 1)
+    assert (started.type, started.run, started.play, started.dataset, started.sequence) == (
+        "run.started",
+        "run",
+        "play",
+        "people",
+        1,
+    )
     assert not started.terminal
     (sample,) = progress(outbox)
     assert (sample.status, sample.counts.total, sample.counts.done) == ("running", 3, 0)
@@ -298,7 +313,8 @@ def test_input_that_contradicts_itself_fails_the_run_and_stops_its_rows(events: 
 
 
 @pytest.mark.parametrize(
-    ("event", "code"), [(chunk(2, 2), "too_many_rows"), (RowsSealed("run", 2), "rows_missing"), (RowsSealed("run", 3), "rows_missing")]
+    ("event", "code"),
+    [(chunk(2, 2), "too_many_rows"), (RowsSealed("run", 2), "rows_missing"), (RowsSealed("run", 3), "rows_missing")],
 )
 def test_case_I1_other_rows_than_announced_fail_the_run_so_that_its_total_stays(event: Event, code: str) -> None:
     table = runs_table()
@@ -315,7 +331,9 @@ def test_rows_as_many_as_announced_are_fine() -> None:
     assert ledger(table.given(RowsSealed("run", 2))) == []
 
 
-@pytest.mark.parametrize("event", [chunk(0, 1), RowsSealed("run", 0), CancelRequested("run"), counted(0, completed=1), ProgressDue("run")])
+@pytest.mark.parametrize(
+    "event", [chunk(0, 1), RowsSealed("run", 0), CancelRequested("run"), counted(0, completed=1), ProgressDue("run")]
+)
 def test_what_comes_for_a_run_that_nobody_asked_for_changes_nothing(event: Event) -> None:
     table = runs_table()
     outbox = table.given(event)
