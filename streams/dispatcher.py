@@ -164,6 +164,7 @@ class Dispatcher(Companion):
             return
         now = self._clock()
         moved: set[str] = set()
+        probes: list[ProbeSeen] = []
         for effect in effects:
             match effect:
                 case Queued():
@@ -189,10 +190,13 @@ class Dispatcher(Companion):
                 case LeaseOver():
                     self._over(owned, effect, moved)
                 case ProbeSeen():
-                    self._probed(owned, effect)
+                    probes.append(effect)
                 case KeptAside():
                     self.stale_values += 1
                     log.warning("receipt %s: a further value of attempt %d was kept aside", effect.receipt, effect.n)
+        # What ended in the same turn has ended: its lease is not judged.
+        for probe in probes:
+            self._probed(owned, probe)
         for name in moved:
             self._depart(partition, owned, name)
 

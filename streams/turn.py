@@ -48,8 +48,10 @@ class AgentSpec:
     #: Events of a message of a public topic, which its shell judges; ``None`` where all topics carry envelopes.
     judge: Callable[[Delivery, int], Iterable[Event]] | None = None
     public_topics: tuple[str, ...] = ()
-    #: Under load, how long messages gather between two turns: a transaction costs the same for one event and for hundreds.
+    #: After a turn of ``gather_events``, how long messages gather for the next: a transaction costs the same for one event and for
+    #: hundreds.
     gather_seconds: float = 0.0
+    gather_events: int = 40
     #: Decoded records kept between turns, for each partition.
     cached_records: int = 2_000
 
@@ -67,9 +69,6 @@ class TurnNames:
         """Changelog topic of a table."""
         return f"{self.app}-{table}-changelog"
 
-
-#: A turn of this many events is a sign of load.
-BUSY_EVENTS = 40
 
 #: Called after each step of a turn with its name: where tests kill the process.
 Checkpoint = Callable[[str], None]
@@ -156,7 +155,7 @@ class Actor:
                 commands, deliveries = self.inbox.take()
                 folded = self.events_folded
                 await self.turn(commands, deliveries)
-                if self.spec.gather_seconds and self.events_folded - folded >= BUSY_EVENTS:
+                if self.spec.gather_seconds and self.events_folded - folded >= self.spec.gather_events:
                     await self._gather()
         except Fenced as error:
             self.fenced = True

@@ -43,6 +43,7 @@ def runs_agent(providers: Providers, partitions: int, partition_check: bool = Tr
         judge,
         public_topics=PUBLIC_TOPICS,
         gather_seconds=0.03,
+        gather_events=4,
     )
 
 

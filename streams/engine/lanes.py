@@ -191,7 +191,7 @@ class Lane:
             )
         )
         while ready and self.in_flight < self.pace.concurrency:
-            # The very number that is compared is returned, or rounding could name a moment at which nothing leaves, again and again.
+            # The very number that is compared is returned, or rounding could name a moment at which nothing leaves, for ever.
             at = self.rate.next_at(now) - CLAIM_AHEAD_SECONDS
             if at > now:
                 return departures, at if look_again is None else min(look_again, at)

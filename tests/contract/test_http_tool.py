@@ -7,10 +7,11 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
+from pydantic import ValidationError
 
 from schemas.providers import Providers
 from streams.errors import ConfigurationError
@@ -130,7 +131,7 @@ async def test_case_a2_what_may_be_billed_is_doubtful_and_sent_once(kind: FaultK
         assert report.seconds < seconds + 1.0
         assert (sandbox.summary().requests, sandbox.summary().billed_items) == (1, billed)
         # The connection is gone, the next call has another; under the same key it is billed once.
-        again = await caller.call(replace(call_of("a@example.com"), tool="sandbox.patient"))
+        again = await caller.call(msgspec.structs.replace(call_of("a@example.com"), tool="sandbox.patient"))
         assert isinstance(again.outcomes[0], Answered)
     assert sandbox.summary().billed_items == 1
 
@@ -234,11 +235,15 @@ async def test_cancelling_a_call_closes_its_connection() -> None:
         await until(lambda: sandbox.summary().in_flight == 0)
 
 
+@pytest.mark.parametrize("url", ["http://user:pass@127.0.0.1", "http://127.0.0.1/?a=1", "http://127.0.0.1/#a"])
+def test_a_base_url_that_could_hide_a_secret_is_no_providers_file(url: str) -> None:
+    with pytest.raises(ValidationError, match="neither user nor query nor fragment"):
+        Providers.model_validate({"providers": {"p": {"base_url": url, "tools": {"t": {"path": "/"}}}}})
+
+
 @pytest.mark.parametrize(
     ("provider", "tool", "secret"),
     [
-        ({"base_url": "http://user:pass@127.0.0.1"}, {}, SECRET),
-        ({"base_url": "http://127.0.0.1/?a=1"}, {}, SECRET),
         ({"auth": {"secret": "env:KEY", "header": "X Key"}}, {}, SECRET),
         ({"auth": {"secret": "env:KEY", "scheme": "Bear\ner"}}, {}, SECRET),
         ({"request_id_header": "X-Id:"}, {}, SECRET),

@@ -1,0 +1,380 @@
+"""A dispatcher in virtual time: its actor is the real receipts engine over memory, its log a list, its provider a script.
+
+Time stands still while anything can run and jumps to the next timer when nothing can, so a story takes as long as its words say and
+no real time. Nothing is folded until a turn is taken, so a test decides what a committed turn has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from schemas.commands import RecoveryEnded
+from schemas.events import AttemptEnded, BatchClaimed, Event, Fault, LeaseReleased, Mode, Repeat, ToolRequested
+from schemas.providers import Providers
+from streams.dispatcher import Dispatcher
+from streams.engine.port import Context
+from streams.engine.receipts import ReceiptsEngine
+from streams.errors import PaidonceError
+from streams.journal import AnswerJournal
+from streams.settings import Settings
+from streams.table import WorkingSet
+from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
+from tests.support.memory import Table
+
+S = TypeVar("S", bound=msgspec.Struct)
+#: Order in which the receipts agent reads its topics.
+TOPICS = ("receipt-completions", "receipt-claims", "lease-heartbeats", "tool-requests")
+LANE = "org/p"
+NO = Fault("refused", "no")
+BUSY = Fault("http_429", "asked too often", True)
+LOST = Fault("lost", "the answer is lost")
+
+
+# --- virtual time -------------------------------------------------------------------------------------------
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Looks for what is ready, and lets the loop's time jump where the loop would have waited."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise AssertionError("everything waits, and nothing will ever happen")
+        if not ready and timeout:
+            self.loop.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time is a number."""
+
+    def __init__(self) -> None:
+        selector = _JumpingSelector()
+        selector.loop = self
+        self.now = 1_000.0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Seconds of virtual time."""
+        return self.now
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    """Run a story in virtual time; what failed in a task or a timer fails the test."""
+    troubles: list[str] = []
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.get_loop().set_exception_handler(lambda _loop, context: troubles.append(repr(context)))
+        runner.run(story)
+    assert not troubles, troubles
+
+
+# --- the provider -------------------------------------------------------------------------------------------
+
+Script = Callable[[ProviderCall], "CallReport | Coroutine[Any, Any, CallReport]"]
+
+
+def each(outcome: Callable[[str], MemberOutcome], *, pause: float | None = None) -> Script:
+    """Every member ends alike."""
+    return lambda call: CallReport(tuple(outcome(member.receipt) for member in call.members), pause)
+
+
+def value_of(receipt: str) -> bytes:
+    """What the provider answers for a receipt."""
+    return f'"{receipt}"'.encode()
+
+
+ok = each(lambda receipt: Answered(value_of(receipt)))
+no = each(lambda _: Refused(NO))
+busy = each(lambda _: NotDone(BUSY, 2.0), pause=2.0)
+not_done = each(lambda _: NotDone(Fault("refused_connection", "nobody listens", True)))
+doubtful = each(lambda _: Doubtful(LOST))
+
+
+def raises(call: ProviderCall) -> CallReport:
+    """A defect in a caller."""
+    raise RuntimeError(f"a defect in {call.tool}")
+
+
+class Hangs:
+    """A call that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.cancelled = False
+
+    async def __call__(self, call: ProviderCall) -> CallReport:
+        """Wait for the test, then answer."""
+        try:
+            await self.ended.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        report = ok(call)
+        assert isinstance(report, CallReport)
+        return report
+
+
+class ScriptedCaller:
+    """Plays one script a call, in order; ``ok`` where none is left. It keeps what it was called for, and when."""
+
+    def __init__(self) -> None:
+        self.scripts: deque[Script] = deque()
+        self.calls: list[ProviderCall] = []
+        self.at: list[float] = []
+        self.closed = False
+
+    async def call(self, call: ProviderCall) -> CallReport:
+        """One provider call."""
+        self.calls.append(call)
+        self.at.append(asyncio.get_running_loop().time())
+        script = self.scripts.popleft() if self.scripts else ok
+        report = script(call)
+        return report if isinstance(report, CallReport) else await report
+
+    async def close(self) -> None:
+        """Release connections."""
+        self.closed = True
+
+    @property
+    def asked(self) -> list[str]:
+        """Receipts of each call, in payload order."""
+        return ["".join(member.receipt for member in call.members) for call in self.calls]
+
+
+# --- the log and the actor ----------------------------------------------------------------------------------
+
+
+class Log:
+    """What was published, in order; it acknowledges at once unless it is held up or broken."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, int, Event]] = []
+        self.acknowledges = asyncio.Event()
+        self.acknowledges.set()
+        self.trouble: PaidonceError | None = None
+        self.before: Callable[[str, Sequence[Event]], None] = lambda _topic, _events: None
+        self.running = False
+
+    async def start(self) -> None:
+        """Connect."""
+        self.running = True
+
+    async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
+        """Publish events and wait until they are acknowledged."""
+        assert self.running, "published before the start or after the stop"
+        if self.trouble is not None:
+            raise self.trouble
+        self.before(topic, events)
+        self.published += [(topic, partition, event) for event in events]
+        await self.acknowledges.wait()
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        self.running = False
+
+    def of(self, topic: str, kind: type[Event] = Event) -> list[Any]:
+        """Events of a topic."""
+        return [event for name, _, event in self.published if name == topic and isinstance(event, kind)]
+
+
+class Commands:
+    """The inbox of an actor, as far as the dispatcher uses it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Event] = []
+
+    def command(self, event: Event) -> None:
+        """Queue a judgement for the next turn."""
+        self.waiting.append(event)
+
+
+class Owner:
+    """One owner of a partition of ``receipts``: what the dispatcher sees of an actor."""
+
+    def __init__(self, table: Table, generation: int) -> None:
+        self.table = table
+        self.generation = generation
+        self.inbox = Commands()
+
+    def record_of(self, key: bytes, kind: type[S]) -> S | None:
+        """A committed record."""
+        return WorkingSet(self.table.reader).get(key, kind)
+
+    def records_of(self, keys: Sequence[bytes], kind: type[S]) -> list[S]:
+        """Committed records that must exist."""
+        found = [self.record_of(key, kind) for key in keys]
+        assert None not in found
+        return [record for record in found if record is not None]
+
+
+# --- the whole ----------------------------------------------------------------------------------------------
+
+PROVIDER: dict[str, Any] = {
+    "base_url": "https://p.example",
+    "pace": {"concurrency": 100},
+    "tools": {
+        "never": {"path": "/n"},
+        "key": {"path": "/k", "repeat": "with-key"},
+        "batch": {"path": "/b", "repeat": "with-key", "batch": {"size_max": 3, "window_ms": 250}},
+        "once": {"path": "/o", "batch": {"size_max": 3, "window_ms": 250}},
+    },
+}
+REPEATS = {"never": Repeat.NEVER, "key": Repeat.WITH_KEY, "batch": Repeat.WITH_KEY, "once": Repeat.NEVER}
+
+
+class World:
+    """A dispatcher with one owned partition, its log and its provider."""
+
+    def __init__(self, folder: Path, *, pace: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        assert isinstance(self.loop, VirtualLoop)
+        self.time: VirtualLoop = self.loop
+        self.providers = Providers.model_validate({"providers": {"p": PROVIDER | {"pace": pace or PROVIDER["pace"]}}})
+        self.settings = Settings(**({"lease_seconds": 3.0, "grace_seconds": 5.0} | settings))
+        self.caller = ScriptedCaller()
+        self.log = Log()
+        self.journal = AnswerJournal(folder / "answers.journal")
+        self.failures: list[PaidonceError] = []
+        self.steps: list[str] = []
+        self.table = Table(ReceiptsEngine(), partitions=1)
+        self.owner = Owner(self.table, 1)
+        self.folded = 0
+        self.began, self.began_ms = self.time.now, int(time.time() * 1000)
+        self.answers: list[Event] = []
+        self.dispatcher = Dispatcher(
+            self.settings,
+            self.providers,
+            self.caller,
+            self.log,  # type: ignore[arg-type]
+            self.journal,
+            fail=self.failures.append,
+            checkpoint=self.steps.append,
+            clock=self.time.time,
+        )
+
+    async def __aenter__(self) -> World:
+        await self.dispatcher.start()
+        await self.opens()
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        self.log.acknowledges.set()
+        if self.log.running:
+            self.log.trouble = None
+            await self.dispatcher.stop()
+        self.journal.close()
+
+    async def opens(self) -> None:
+        """The partition is ours: it takes its first turn."""
+        await self.dispatcher.opened("receipts", {0: self.owner})  # type: ignore[dict-item]
+        self.owner.inbox.command(RecoveryEnded())
+        await self.turn()
+
+    async def revoked(self) -> None:
+        """The partition is taken away."""
+        await self.dispatcher.revoked()
+        await self.settles()
+
+    async def returns(self) -> None:
+        """The partition comes back: a new owner of the next generation."""
+        self.table.generation += 1
+        self.owner = Owner(self.table, self.table.generation)
+        await self.opens()
+
+    async def settles(self) -> None:
+        """Let everything run that can run now."""
+        for _ in range(30):
+            await asyncio.sleep(0)
+
+    async def passes(self, seconds: float) -> None:
+        """Virtual time passes; no turn is taken."""
+        await asyncio.sleep(seconds)
+        await self.settles()
+
+    def freezes(self, seconds: float) -> None:
+        """The whole process stands still for a while (SIGSTOP): its clock goes on, and nothing ran in between."""
+        self.time.now += seconds
+
+    def say(self, topic: str, *events: Event) -> None:
+        """Somebody publishes."""
+        self.log.published += [(topic, 0, event) for event in events]
+
+    async def asks(self, names: str, tool: str = "never", *, run: str = "run", mode: Mode = Mode.NORMAL) -> None:
+        """Cells ask for receipts, one for each letter; a turn folds that."""
+        refresh = None if mode is Mode.NORMAL else f"refresh-{run}"
+        for name in names:
+            request = ToolRequested(name, f"{run}:{name}", run, 0, LANE, f"p.{tool}", REPEATS[tool], b"{}", mode, refresh)
+            self.say("tool-requests", request)
+        await self.turn()
+
+    async def turn(self, *, without: Sequence[str] = ()) -> None:
+        """Fold all that was published, some topics left unread, in one committed turn."""
+        await self.settles()
+        # The wall clock and the steady one go at one rate; the dispatcher reads the real one for moments that it writes down.
+        self.table.now_ms = self.began_ms + int((self.time.now - self.began) * 1000)
+        unread, self.log.published[self.folded :] = self.log.published[self.folded :], []
+        kept = [entry for entry in unread if entry[0] in without]
+        read = [entry for entry in unread if entry[0] not in without]
+        self.log.published += read
+        self.folded = len(self.log.published)
+        self.log.published += kept
+        commands, self.owner.inbox.waiting = self.owner.inbox.waiting, []
+        ordered = [event for topic in TOPICS for name, _, event in read if name == topic]
+        outbox = self.table.turn([*commands, *ordered])
+        for (topic, partition), events in outbox.events.items():
+            if topic == "tool-results":
+                self.answers += events
+            else:
+                self.log.published += [(topic, partition, event) for event in events]
+        context = Context(0, 1, self.table.generation, self.table.now_ms)
+        self.dispatcher.effects("receipts", 0, outbox.effects, context)
+        await self.settles()
+
+    async def turns(self, seconds: float, *, every: float = 0.005) -> None:
+        """Turns are taken all the time for a while."""
+        end = self.time.now + seconds
+        while self.time.now < end:
+            await self.passes(every)
+            await self.turn()
+
+    # What a test looks at.
+
+    @property
+    def claims(self) -> list[BatchClaimed]:
+        """Claims in order."""
+        return self.log.of("receipt-claims", BatchClaimed)
+
+    @property
+    def claimed(self) -> list[str]:
+        """Receipts of each claim."""
+        return ["".join(member.receipt for member in claim.members) for claim in self.claims]
+
+    @property
+    def released(self) -> list[str]:
+        """Receipts of each release."""
+        return ["".join(member.receipt for member in event.members) for event in self.log.of("receipt-claims", LeaseReleased)]
+
+    @property
+    def ends(self) -> list[AttemptEnded]:
+        """Completions in order."""
+        return self.log.of("receipt-completions", AttemptEnded)
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, **options: Any) -> Any:
+    """A world that is started and stopped, with nothing failed unless the test took note of it."""
+    it = World(folder, **options)
+    async with it:
+        yield it
+    assert not it.failures, it.failures
