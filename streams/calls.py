@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from schemas import address
@@ -73,6 +73,8 @@ class Flight:
     inputs: tuple[bytes, ...]
     #: Attempts that brought nothing so far, by receipt.
     tries: dict[str, int]
+    #: It has its slot in the lane.
+    counted: bool = False
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
 
 
@@ -87,7 +89,9 @@ class Calls:
         publisher: EventPublisher,
         journal: AnswerJournal,
         *,
+        slot: Callable[[Flight], Awaitable[bool]],
         may_send: Callable[[Flight], bool],
+        on_answer: Callable[[Flight, CallReport], None],
         on_end: Callable[[Flight, float | None], None],
         fail: Callable[[PaidonceError], None],
         checkpoint: Checkpoint,
@@ -98,7 +102,9 @@ class Calls:
         self._caller = caller
         self._publisher = publisher
         self._journal = journal
+        self._slot = slot
         self._may_send = may_send
+        self._on_answer = on_answer
         self._on_end = on_end
         self._fail = fail
         self._checkpoint = checkpoint
@@ -215,6 +221,8 @@ class Calls:
         key = keys[0]
         if batched:
             key = address.batch_provider_key(flight.batch, keys, address.payload_digest(b"\n".join(flight.inputs)))
+        if not await self._slot(flight):
+            return None
         wait = flight.send_at - self._clock()
         if wait > 0:
             with contextlib.suppress(TimeoutError):
@@ -232,7 +240,9 @@ class Calls:
             idempotency_key=key,
             request_id=address.request_id(key),
         )
-        return await self._caller.call(call)
+        report = await self._caller.call(call)
+        self._on_answer(flight, report)
+        return report
 
     def _ends(self, flight: Flight, report: CallReport) -> list[AttemptEnded]:
         """How each attempt ended, by the policy of retries: judged once, here, and written down."""

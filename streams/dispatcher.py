@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch
 from streams.outbox import EventPublisher
 from streams.settings import Settings
-from streams.tools.port import Caller
+from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
 from streams.worker import Companion
 
@@ -64,6 +65,8 @@ class _Partition:
     pending: dict[str, Flight] = field(default_factory=dict)
     #: Receipts in those claims: what a turn says of them that has not folded the claim is old news.
     claimed: set[str] = field(default_factory=set)
+    #: Granted calls that wait for room in their lane.
+    waiting: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
     #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
     probe: str | None = None
     probes_seen: int = 0
@@ -102,7 +105,9 @@ class Dispatcher(Companion):
             caller,
             publisher,
             journal,
+            slot=self._slot,
             may_send=self._may_send,
+            on_answer=self._answered,
             on_end=self._ended,
             fail=fail,
             checkpoint=checkpoint,
@@ -134,21 +139,26 @@ class Dispatcher(Companion):
         """Make no new claims and give back what was not granted; calls in flight go on (dispatcher's rule 3)."""
         partitions, self._partitions = self._partitions, {}
         for number, partition in partitions.items():
-            for timer in partition.timers.values():
-                timer.cancel()
-            for flight in partition.pending.values():
-                self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
+            self._freeze(number, partition)
+
+    def _freeze(self, number: int, partition: _Partition) -> None:
+        """Make no more claims, and give back what was not granted or has no slot yet."""
+        for timer in partition.timers.values():
+            timer.cancel()
+        for flight in partition.pending.values():
+            self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
+        partition.pending.clear()
+        partition.claimed.clear()
+        for waiting in partition.waiting.values():
+            for room in waiting:
+                if not room.done():
+                    room.set_result(None)
 
     async def stop(self) -> None:
         """No new claims; wait for calls in flight up to the grace time; give back what was not sent."""
         self._stopping = True
         for number, partition in self._partitions.items():
-            for timer in partition.timers.values():
-                timer.cancel()
-            for flight in partition.pending.values():
-                self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
-            partition.pending.clear()
-            partition.claimed.clear()
+            self._freeze(number, partition)
         await self.calls.drain(self.settings.grace_seconds)
         if self._publishing:
             await asyncio.wait(self._publishing, timeout=5)
@@ -278,10 +288,28 @@ class Dispatcher(Companion):
             kept = tuple(member for member in flight.members if member.receipt in granted)
             if kept:
                 self._say("receipt-claims", partition, LeaseReleased(flight.lease, kept))
-            self._landed(owned, flight)
+            owned.lanes[flight.lane].claimed -= 1
             return
-        flight.send_at = owned.lanes[flight.lane].send_at(flight.send_at, self._clock())
+        owned.lanes[flight.lane].took(grant_seconds=self._clock() - flight.claimed_at)
         self.calls.start(flight)
+
+    async def _slot(self, flight: Flight) -> bool:
+        """Wait until the lane has room for this call; false where the worker stops or the partition is taken away meanwhile."""
+        owned = self._partitions.get(flight.partition)
+        if owned is None or owned.actor is not flight.actor:
+            return False
+        lane = owned.lanes[flight.lane]
+        while not lane.free:
+            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            owned.waiting.setdefault(flight.lane, deque()).append(room)
+            await room
+            if self._stopping or self._partitions.get(flight.partition) is not owned:
+                return False
+        lane.claimed -= 1
+        lane.in_flight += 1
+        flight.counted = True
+        flight.send_at = lane.send_at(flight.send_at, self._clock())
+        return True
 
     def _may_send(self, flight: Flight) -> bool:
         """Enough of the lease is left to start the call, and the provider has not asked everybody to wait meanwhile (P3)."""
@@ -290,6 +318,12 @@ class Dispatcher(Companion):
         lane = None if owned is None else owned.lanes.get(flight.lane)
         paused = lane is not None and now < lane.gate
         return not paused and now - flight.claimed_at < self.settings.lease_seconds - START_MARGIN_SECONDS
+
+    def _answered(self, flight: Flight, report: CallReport) -> None:
+        """The provider's answer is here: its slot is free, although the outcome is not yet published."""
+        owned = self._partitions.get(flight.partition)
+        if owned is not None and owned.actor is flight.actor:
+            owned.lanes[flight.lane].took(call_seconds=report.seconds)
 
     def _ended(self, flight: Flight, pause_seconds: float | None) -> None:
         """A call has ended, and its outcome is published."""
@@ -304,7 +338,16 @@ class Dispatcher(Companion):
 
     def _landed(self, owned: _Partition, flight: Flight) -> None:
         lane = owned.lanes[flight.lane]
-        lane.in_flight = max(0, lane.in_flight - 1)
+        if flight.counted:
+            lane.in_flight = max(0, lane.in_flight - 1)
+        else:
+            lane.claimed -= 1
+        waiting = owned.waiting.get(flight.lane)
+        while waiting and lane.free:
+            room = waiting.popleft()
+            if not room.done():
+                room.set_result(None)
+                break
 
     # --- leases ----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Events for one partition that are handed over in the same moment travel in one e
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from schemas.events import Event
 from streams.errors import Unreachable
 from streams.producers import MESSAGE_BYTES_MAX
 
+#: Two flushes are at least this far apart.
+GATHER_SECONDS = 0.005
+
 
 class EventPublisher:
     """Publishes internal events with acknowledgement of all in-sync replicas."""
@@ -26,6 +30,7 @@ class EventPublisher:
         self._prefix = topic_prefix
         self._queues: dict[tuple[str, int], list[tuple[Sequence[Event], asyncio.Future[None]]]] = {}
         self._flushing: asyncio.Task[None] | None = None
+        self._flushed_at = 0.0
         self._sends: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -51,7 +56,9 @@ class EventPublisher:
         await done
 
     async def _flush(self) -> None:
-        await asyncio.sleep(0)
+        # A moment after the last flush, more is likely to come: what gathers costs one message instead of many.
+        await asyncio.sleep(max(0.0, self._flushed_at + GATHER_SECONDS - time.monotonic()))
+        self._flushed_at = time.monotonic()
         queues, self._queues = self._queues, {}
         self._flushing = None
         for (topic, partition), waiting in queues.items():

@@ -21,8 +21,8 @@ from faust.types import TP
 #: this long at worst while the others are quiet.
 FETCH_WAIT_MS = 40
 #: A fetch that brings this many messages is followed by a pause, in which the next ones gather.
-BUSY_MESSAGES = 8
-BUSY_PAUSE_SECONDS = 0.03
+BUSY_MESSAGES = 24
+BUSY_PAUSE_SECONDS = 0.01
 
 
 class Fetched(dict[TP, list[Any]]):

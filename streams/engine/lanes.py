@@ -18,6 +18,10 @@ from streams.engine.protocol import Need
 
 #: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
 CLAIM_AHEAD_SECONDS = 0.05
+#: Claims ahead of the ceiling, at most so many times the ceiling.
+AHEAD_MAX = 4
+#: Weight of the newest measurement in a running mean.
+WEIGHT = 0.1
 #: Members of a batch that is to be repeated are gathered this long.
 GATHER_SECONDS = 0.02
 
@@ -105,10 +109,11 @@ class _Bucket:
     def take(self, count: int) -> tuple[Entry, ...]:
         """Up to ``count`` entries, runs in turn; a run that was served goes to the end of the line."""
         taken: list[Entry] = []
+        # One share for all: what is left over by rounding, or by a short run, goes on in turn.
+        share = max(1, count // max(1, len(self.runs)))
         while len(taken) < count and self.runs:
             run, mine = next(iter(self.runs.items()))
-            share = max(1, (count - len(taken)) // len(self.runs))
-            for receipt in list(itertools.islice(mine, share)):
+            for receipt in list(itertools.islice(mine, min(share, count - len(taken)))):
                 taken.append(mine.pop(receipt))
             del self.runs[run]
             if mine:
@@ -125,8 +130,13 @@ class Lane:
         self.forms = forms
         self.rate = Gcra(pace, now)
         self._sending = Gcra(pace, now)
-        #: Calls that count against the ceiling: ours, and foreign ones whose leases live.
+        #: Calls that count against the ceiling: ours that are being sent, and foreign ones whose leases live.
         self.in_flight = 0
+        #: Claims of ours that are not yet being sent.
+        self.claimed = 0
+        #: How long a call and a grant take here, in seconds: a running mean of each.
+        self.call_seconds = 1.0
+        self.grant_seconds = 0.0
         #: The retry-after gate: nothing leaves before.
         self.gate = 0.0
         self._entries: dict[str, Entry] = {}
@@ -169,6 +179,28 @@ class Lane:
         if bucket is not None and receipt in bucket.runs.get(entry.run, ()):
             bucket.remove(entry)
 
+    @property
+    def ahead(self) -> int:
+        """How many claims are made beyond the ceiling, so that the next is granted just when a call ends.
+
+        As many calls end while a claim is granted. Where calls are slow it is none: a claim that waits for its turn would be in
+        doubt after a crash, although it was never sent.
+        """
+        limit = AHEAD_MAX * self.pace.concurrency
+        return min(limit, int(self.pace.concurrency * self.grant_seconds / max(self.call_seconds, 0.001)))
+
+    @property
+    def free(self) -> bool:
+        """Another call may be sent now."""
+        return self.in_flight < self.pace.concurrency
+
+    def took(self, *, grant_seconds: float | None = None, call_seconds: float | None = None) -> None:
+        """Note how long a grant or a call took."""
+        if grant_seconds is not None:
+            self.grant_seconds += (grant_seconds - self.grant_seconds) * WEIGHT
+        if call_seconds is not None:
+            self.call_seconds += (call_seconds - self.call_seconds) * WEIGHT
+
     def pause(self, until: float) -> None:
         """Nothing of this lane leaves before ``until`` (P3)."""
         self.gate = max(self.gate, until)
@@ -190,8 +222,9 @@ class Lane:
                 key=lambda candidate: (not candidate[2], self._served.get(candidate[1], 0), candidate),
             )
         )
-        while ready and self.in_flight < self.pace.concurrency:
-            # The very number that is compared is returned, or rounding could name a moment at which nothing leaves, for ever.
+        ceiling = self.pace.concurrency + self.ahead
+        while ready and self.in_flight + self.claimed < ceiling:
+            # The very number that is compared is returned, or rounding could name a moment at which nothing leaves.
             at = self.rate.next_at(now) - CLAIM_AHEAD_SECONDS
             if at > now:
                 return departures, at if look_again is None else min(look_again, at)
@@ -199,12 +232,12 @@ class Lane:
             entries = self._taken(tool, batch, now)
             if not entries:
                 continue
-            self.in_flight += 1
+            self.claimed += 1
             self._served[tool] = next(self._number)
             departures.append(Departure(tool, entries, self.rate.take(now), batch))
             if not batch:
                 ready.append((ready_at, tool, batch))
-        if self.in_flight >= self.pace.concurrency:
+        if self.in_flight + self.claimed >= ceiling:
             return departures, look_again
         again = min((ready_at for ready_at, _, _ in self._candidates()), default=None)
         if again is not None and again > now:

@@ -143,7 +143,7 @@ def sizes_of(found: list[Event]) -> list[int]:
 
 
 @pytest.mark.parametrize("topic", EVENTS_BY_TOPIC)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_events_of_every_topic_arrive_as_they_were_sent(topic: str, data: st.DataObject) -> None:
     sent = data.draw(EVENTS_OF[topic])
@@ -151,7 +151,7 @@ def test_events_of_every_topic_arrive_as_they_were_sent(topic: str, data: st.Dat
     assert unpack(topic, envelope.encode(sent), headers_of(topic)) == sent
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

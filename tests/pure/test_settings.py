@@ -36,7 +36,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "sasl_mechanism": "SCRAM-SHA-512",
         "sasl_username": "ann",
         "sasl_password": "secret",
-        "ssl_cafile": "/etc/ca.pem",
+        "ssl_cafile": certifi.where(),
         "data": "/var/lib/paidonce",
         "providers": "providers.toml",
         "partitions": 16,
@@ -169,6 +169,21 @@ def test_tls_without_authorities_takes_those_of_the_system() -> None:
     context = Settings(security_protocol="SSL").connection()["ssl_context"]
     assert context.verify_mode == ssl.CERT_REQUIRED
     assert context.check_hostname
+
+
+@pytest.mark.xfail(strict=True, reason="these end with a traceback of a library at the first connection")
+@pytest.mark.parametrize(
+    ("setting", "others"),
+    [
+        ("security_protocol", {"security_protocol": "TLS"}),
+        ("sasl_mechanism", {"security_protocol": "SASL_PLAINTEXT"}),
+        ("sasl_username", {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}),
+        ("ssl_cafile", {"security_protocol": "SSL", "ssl_cafile": "/nowhere/ca.pem"}),
+    ],
+)
+def test_a_connection_that_cannot_be_names_its_setting(setting: str, others: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"(?i){setting}"):
+        Settings.from_environment({}, **others).connection()
 
 
 def test_sasl_over_tls_has_both() -> None:

@@ -95,7 +95,7 @@ def take(step: tuple[object, ...], records: WorkingSet, model: dict[bytes, bytes
             assert [(key, record.input) for key, record in records.scan(prefix, Ask, after)] == expected
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.dictionaries(KEYS, TEXTS), TURNS, st.sampled_from([None, 0, 2, 100]))
 def test_a_turn_sees_its_own_changes_over_what_is_stored_in_key_order(
     stored: dict[bytes, bytes], turns: list[tuple[list[tuple[object, ...]], bool]], cached: int | None
@@ -204,7 +204,7 @@ def test_prefetch_and_scan_take_a_cached_record_instead_of_decoding_again() -> N
     second = WorkingSet(reader, cache)
     second.prefetch([A])
     assert second.get(A, Ask) is changed
-    assert [record for _, record in WorkingSet(reader, cache).scan(ASK, Ask)][0] is changed
+    assert next(record for _, record in WorkingSet(reader, cache).scan(ASK, Ask)) is changed
     assert reader.asked == []
 
 
@@ -284,7 +284,7 @@ def test_a_reader_scans_on_behind_a_key_that_need_not_exist(reader: Reader) -> N
     assert list(reader.scan(b"i", b"i\xff\xff")) == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=6)
 @given(
     st.lists(
         st.lists(st.tuples(st.binary(min_size=1, max_size=2), st.none() | st.binary(max_size=3)), max_size=8),
