@@ -80,12 +80,12 @@ def unpack(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]]
     Raises ``EnvelopeError`` naming the topic and both versions, or what is malformed; the caller parks the message.
     """
     expected = f"{topic}/{VERSION}"
-    found = next((raw.decode(errors="replace") for name, raw in headers if name == HEADER), None)
+    found = next((raw.decode(errors="replace") for name, raw in headers if name == HEADER and raw is not None), None)
     if found != expected:
         raise EnvelopeError(f"{topic}: expected schema {expected!r}, found {found!r}")
     if value is None:
         raise EnvelopeError(f"{topic}: a message without a value")
     try:
         return _decoder(topic).decode(value)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EnvelopeError(f"{topic}: not an envelope of {expected!r}: {error}") from error

@@ -232,6 +232,7 @@ class Dispatcher(Companion):
         if watched is not None and watched.foreign:
             lane = owned.lanes[watched.lane]
             lane.in_flight = max(0, lane.in_flight - 1)
+            self._room(owned, watched.lane)
             moved.add(watched.lane)
 
     def _depart(self, partition: int, owned: _Partition, name: str) -> None:
@@ -342,8 +343,12 @@ class Dispatcher(Companion):
             lane.in_flight = max(0, lane.in_flight - 1)
         else:
             lane.claimed -= 1
-        waiting = owned.waiting.get(flight.lane)
-        while waiting and lane.free:
+        self._room(owned, flight.lane)
+
+    def _room(self, owned: _Partition, name: str) -> None:
+        """A place in a lane is free: the call that waited longest takes it."""
+        waiting = owned.waiting.get(name)
+        while waiting and owned.lanes[name].free:
             room = waiting.popleft()
             if not room.done():
                 room.set_result(None)

@@ -6,6 +6,7 @@ the fold of ``receipt-completions`` makes a second publication harmless.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
@@ -47,8 +48,16 @@ class AnswerJournal:
     def append(self, partition: int, events: Sequence[AttemptEnded]) -> None:
         """Write events down; returns once the operating system has them, which survives a kill of the process."""
         body = _encode(list(events))
-        os.write(self._fd, _HEADER.pack(partition, len(body)) + body)
-        self._size += _HEADER.size + len(body)
+        entry = _HEADER.pack(partition, len(body)) + body
+        try:
+            written = os.write(self._fd, entry)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}", str(self._path)) from error
+        if written != len(entry):
+            # A torn entry would hide the ones behind it.
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, "the disk is full", str(self._path))
+        self._size += len(entry)
         self._pending += 1
 
     def published(self) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError, model_validator
 
 from streams.errors import ConfigurationError
 
@@ -27,11 +27,11 @@ class Settings(BaseModel):
     topic_prefix: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
     #: ``host:port`` of Kafka brokers, comma-separated.
     broker: str = "127.0.0.1:9092"
-    security_protocol: str = "PLAINTEXT"
-    sasl_mechanism: str | None = None
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None
     sasl_password: str | None = Field(default=None, repr=False)
-    ssl_cafile: Path | None = None
+    ssl_cafile: FilePath | None = None
     #: RocksDB databases, the journal of paid answers, and the worker's stable name.
     data: Path = Path("paidonce-data")
     #: TOML file that describes providers and their tools.
@@ -46,21 +46,29 @@ class Settings(BaseModel):
     #: A worker whose event loop or fetcher is silent for this long ends itself.
     stall_seconds: float = Field(default=30.0, gt=1.0)
 
-    inbox_bytes_max: int = 8 << 20
-    turn_bytes_max: int = 2 << 20
-    fetch_bytes_max: int = 4 << 20
-    write_buffer_bytes: int = 96 << 20
-    block_cache_bytes: int = 64 << 20
+    inbox_bytes_max: int = Field(default=8 << 20, ge=1)
+    turn_bytes_max: int = Field(default=2 << 20, ge=1)
+    fetch_bytes_max: int = Field(default=4 << 20, ge=1 << 16)
+    write_buffer_bytes: int = Field(default=96 << 20, ge=1 << 20)
+    block_cache_bytes: int = Field(default=64 << 20, ge=1 << 20)
 
     #: Attempts of one call within a run, ambiguous ones included (P2).
     attempts_max: int = Field(default=5, ge=1)
     call_seconds: float = Field(default=900.0, gt=0)
-    response_bytes_max: int = 64 << 20
+    response_bytes_max: int = Field(default=64 << 20, ge=1)
 
     #: Name of a step at which this process kills itself: tests only.
     kill_at: str | None = None
     #: How many times the step passes before the kill.
     kill_after: int = 0
+
+    @model_validator(mode="after")
+    def _sasl_is_whole(self) -> Self:
+        names = ("sasl_mechanism", "sasl_username", "sasl_password")
+        lacking = [PREFIX + name.upper() for name in names if getattr(self, name) is None]
+        if self.security_protocol.startswith("SASL") and lacking:
+            raise ValueError(f"{PREFIX}SECURITY_PROTOCOL is {self.security_protocol}, but {', '.join(lacking)} is not set")
+        return self
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], **overrides: Any) -> Settings:

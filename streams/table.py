@@ -129,7 +129,7 @@ class RecordCache:
             if record is not None:
                 cached[key] = record
         if len(cached) > self._records_max:
-            for key in list(cached)[: len(cached) // 2]:
+            for key in list(cached)[: len(cached) - self._records_max // 2]:
                 del cached[key]
 
 

@@ -76,6 +76,8 @@ class _Turn:
     context: Context
     #: Receipts to be looked at when all is folded, in order of first touch.
     touched: dict[str, Receipt] = field(default_factory=dict)
+    #: Open receipts that a new owner looks at; not yet changed, unlike those that are touched.
+    stock: dict[str, Receipt] = field(default_factory=dict)
     #: Leases of which attempts have ended, with their receipts.
     over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
@@ -127,7 +129,7 @@ class ReceiptsEngine:
             self._fold(turn, event)
         for claim in turn.claims:
             self._decide(turn, claim)
-        for key, receipt in turn.touched.items():
+        for key, receipt in (turn.stock | turn.touched).items():
             self._settle(turn, key, receipt)
         effects = outbox.effects
         effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
@@ -267,7 +269,7 @@ class ReceiptsEngine:
             receipt = turn.records.get(record_key(RECEIPT, key), Receipt)
             if receipt is None:
                 continue
-            turn.touched[key] = receipt
+            turn.stock[key] = receipt
             stands = protocol.standing(receipt)
             if stands.live:
                 n = stands.n

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+import msgspec
+
 from schemas import address
 from schemas.canonical import UncanonicalValue, canonical, dump_json, parse_json
 from schemas.commands import CountersDue, RecoveryEnded
+from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import (
     AddedRow,
     Answer,
@@ -52,6 +55,8 @@ from streams.engine.sheet import published
 #: Counters are published at most this often while rows are open.
 COUNTERS_EVERY_MS = 100
 SAMPLES_MAX = 3
+#: A tool's input travels in one event.
+INPUT_BYTES_MAX = EVENT_BYTES_MAX - (64 << 10)
 # Members of enums, bound once: see ``protocol``.
 _OPEN, _UNKNOWN, _COMPLETED, _FAILED = RowStatus.OPEN, RowStatus.UNKNOWN, RowStatus.COMPLETED, RowStatus.FAILED
 _RUNNING, _SKIPPED, _CELL_UNKNOWN = CellStatus.RUNNING, CellStatus.SKIPPED, CellStatus.UNKNOWN
@@ -207,6 +212,15 @@ class RowsEngine:
                 task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
                 self._settle(turn, run, share, task, RowStatus.FAILED)
                 return
+            if len(text) > INPUT_BYTES_MAX:
+                message = f"column {column.name}: its input has {len(text):,} bytes; at most {INPUT_BYTES_MAX:,} can be asked for"
+                task.cells[column.name] = Cell(CellStatus.FAILED, fault=Fault("input_too_large", message), run=run)
+                self._settle(turn, run, share, task, RowStatus.FAILED)
+                return
+            if share.cancelled or share.closing:
+                # A value that came after the run's end is kept in the sheet; nothing more is asked for.
+                self._settle(turn, run, share, task, RowStatus.UNKNOWN)
+                return
             receipt = addresser(share.org, column).key(text)
             task.cells[column.name] = Cell(CellStatus.RUNNING, receipt=receipt, run=run)
             self._ask(turn, run, share, task, column, receipt, text)
@@ -264,9 +278,6 @@ class RowsEngine:
         turn.records.put(name, task)
         if self._asks_again(turn, run, share, task, mark, event):
             return
-        if task.status is RowStatus.UNKNOWN and event.answer is not Answer.UNKNOWN:
-            turn.count(run, "unknown", -1)
-            task.status = RowStatus.OPEN
         if event.answer is not Answer.UNKNOWN:
             turn.called(run, mark)
         cell.mark, cell.fault = mark, event.fault
@@ -303,18 +314,24 @@ class RowsEngine:
     def _settle(self, turn: _Turn, run: str, share: RunShare, task: Task, status: RowStatus) -> None:
         """A row needs nothing more: count it, and write it to the sheet."""
         assert share.play is not None
-        if task.status is status:
-            return
-        task.status = status
-        turn.count(run, _STATUS_NAMES[status])
+        if task.status is not status:
+            if task.status is _UNKNOWN:
+                # Until here it counted as unknown, however many columns it still had to compute: progress never falls (O3).
+                turn.count(run, "unknown", -1)
+            task.status = status
+            turn.count(run, _STATUS_NAMES[status])
         if status is RowStatus.FAILED and len(share.samples) < SAMPLES_MAX:
             column, fault = next((name, cell.fault) for name, cell in task.cells.items() if cell.fault)
             share.samples = (*share.samples, (task.row.position, column, fault.message if fault else ""))
         dataset = share.play.dataset
+        cells = task.cells
+        if status is _UNKNOWN:
+            # The task goes on with its cells.
+            cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         sheet = SheetRow(
             position=task.row.position,
             fields=task.row.fields,
-            cells=task.cells,
+            cells=cells,
             status=status,
             run=run,
             revision=share.play.revision,

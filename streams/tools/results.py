@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_json, parse_json
+from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
@@ -22,6 +23,8 @@ Steps: TypeAlias = tuple[str, ...]
 #: Bytes of a provider's text that are looked at for a message.
 TEXT_BYTES_MAX: Final = 4096
 NO_RESULT: Final = Answered(b"null")
+#: Bytes of one result: it must fit into a Kafka message, with what stands around it.
+OUTPUT_BYTES_MAX: Final = EVENT_BYTES_MAX - (64 << 10)
 
 # Raw keeps each field's text as it is: a number is never turned into a double and back.
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -191,7 +194,12 @@ def _parsed(body: bytes) -> JsonValue | Doubtful:
 
 def _output(value: JsonValue) -> Answered | Doubtful:
     try:
-        return Answered(dump_json(value))
+        output = dump_json(value)
+        if len(output) > OUTPUT_BYTES_MAX:
+            return Doubtful(
+                Fault("too_large", f"one result has {len(output):,} bytes; a receipt keeps at most {OUTPUT_BYTES_MAX:,}")
+            )
+        return Answered(output)
     except UncanonicalValue as error:  # nested too deeply, for one: no reader of the receipt could carry it
         return Doubtful(Fault("bad_response", f"the answer cannot be kept: {str(error)[-TEXT_BYTES_MAX:]}"))
 

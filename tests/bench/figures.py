@@ -28,7 +28,6 @@ from tests.bench.history import write_history
 from tests.support.system import System, people, play
 from tests.support.wait import wait_until
 
-
 LATENCY_MS = 20
 
 

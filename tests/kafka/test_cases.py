@@ -431,9 +431,7 @@ def records(folder: Path) -> dict[str, dict[bytes, bytes]]:
     found: dict[str, dict[bytes, bytes]] = {}
     for path in sorted(folder.glob("tables/*/*")):
         store = Store(path, memory)
-        found["/".join(path.parts[-2:])] = {
-            key: value for key, value in store.scan(b"") if key not in (TURN_KEY, OFFSET_KEY)
-        }
+        found["/".join(path.parts[-2:])] = {key: value for key, value in store.scan(b"") if key not in (TURN_KEY, OFFSET_KEY)}
         store.close()
     return found
 

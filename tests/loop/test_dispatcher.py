@@ -1,4 +1,4 @@
-"""The dispatcher in virtual time: a claim before each call, a grant before the first byte, and an end for everything that was sent."""
+"""The dispatcher in virtual time: a claim before each call, a grant before the first byte, an end for everything that was sent."""
 
 from __future__ import annotations
 

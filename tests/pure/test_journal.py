@@ -121,7 +121,6 @@ def test_a_journal_of_nothing_but_a_tail_is_emptied_too(path: Path) -> None:
     assert left(path) == [(5, [answer("r2")])]
 
 
-@pytest.mark.xfail(strict=True, reason="a write that is cut short is taken for a whole one")
 def test_a_full_disk_is_told_and_leaves_what_stands_before_and_after_readable(path: Path, journal: AnswerJournal) -> None:
     """A write that fits only in part returns fewer bytes and no error; what is written next would stand behind a tail."""
     journal.append(0, [answer("r1")])

@@ -253,7 +253,6 @@ def test_whatever_stands_in_a_field_the_worker_gets_an_event_or_parks_the_messag
     value = value | data.draw(st.dictionaries(fields_of_requests, anything, max_size=2))
     try:
         event = judge(json.dumps(value).encode(), partition=None)
-    except EnvelopeError as error:
-        assert str(error).startswith("run-requests: ")
-    else:
-        assert isinstance(event, RunRequested | RowsAppended | RowsSealed | CancelRequested)
+    except EnvelopeError:
+        return
+    assert isinstance(event, RunRequested | RowsAppended | RowsSealed | CancelRequested)

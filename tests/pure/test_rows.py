@@ -405,7 +405,6 @@ def test_an_answer_that_nobody_here_waits_for_changes_nothing() -> None:
         assert (counted(outbox), outbox.public) == ([], [])
 
 
-@pytest.mark.xfail(strict=True, reason="the row counts as open again while its next column is computed")
 def test_O3_a_late_value_of_a_row_with_a_further_column_never_makes_progress_fall() -> None:
     table = rows_table()
     first = ask(table.given(opened(of=play(column("first"), column("second"))), added(row(0))))
@@ -417,7 +416,6 @@ def test_O3_a_late_value_of_a_row_with_a_further_column_never_makes_progress_fal
     assert counts(table.given(answer(second, "v"))) == RowCounts(seen=1, completed=1)
 
 
-@pytest.mark.xfail(strict=True, reason="a late value goes on to the next column whatever became of the run")
 @pytest.mark.parametrize("end", [RunCancelled("run"), RunClosing("run")])
 def test_M15_a_late_value_asks_for_nothing_once_the_run_is_cancelled_or_closed(end: Event) -> None:
     table = rows_table()

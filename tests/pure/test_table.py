@@ -235,7 +235,6 @@ def test_a_full_cache_keeps_what_was_changed_last() -> None:
         assert {bytes([number]), b"hot"} <= cache.records.keys()
 
 
-@pytest.mark.xfail(strict=True, reason="one turn of more than twice the bound leaves more than the bound")
 def test_one_large_turn_does_not_exceed_the_bound_of_the_cache() -> None:
     cache = RecordCache(10)
     cache.keep([(bytes([number]), Ask(b"")) for number in range(100)])

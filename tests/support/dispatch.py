@@ -27,7 +27,7 @@ from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
 from streams.settings import Settings
 from streams.table import WorkingSet
-from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
+from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall
 from tests.support.memory import Table
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -95,7 +95,6 @@ def value_of(receipt: str) -> bytes:
 
 
 ok = each(lambda receipt: Answered(value_of(receipt)))
-no = each(lambda _: Refused(NO))
 busy = each(lambda _: NotDone(BUSY, 2.0), pause=2.0)
 not_done = each(lambda _: NotDone(Fault("refused_connection", "nobody listens", True)))
 doubtful = each(lambda _: Doubtful(LOST))
