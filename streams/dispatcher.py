@@ -93,8 +93,7 @@ class Dispatcher(Companion):
         self._publisher = publisher
         self._journal = journal
         self._fail = fail
-        self._checkpoint = checkpoint
-        self._clock = clock
+        self._checkpoint, self._clock = checkpoint, clock
         self._partitions: dict[int, _Partition] = {}
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False

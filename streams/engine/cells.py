@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from schemas import address
 from schemas.canonical import parse_json
-from schemas.events import CompiledColumn
+from schemas.events import CallsAnswered, CompiledColumn, Event, RowsAdded
+from schemas.states import TASK, record_key
 from streams.engine.program import Renderer, compile_template
 
 
@@ -47,3 +49,17 @@ def cell_of(call: str) -> tuple[str, str, str, int]:
         return run, row, column, 0
     column, _, refreshed = column.partition("~")
     return run, row, column, int(refreshed)
+
+
+def tasks_of(events: Sequence[Event]) -> list[bytes]:
+    """Keys of the tasks that events touch."""
+    keys: list[bytes] = []
+    for event in events:
+        if isinstance(event, CallsAnswered):
+            for call, _ in event.calls:
+                run, row, _ = call.split(":", 2)
+                keys.append(record_key(TASK, run, row))
+        elif isinstance(event, RowsAdded):
+            prefix = record_key(TASK, event.run, "")
+            keys.extend([prefix + row.key.encode() for row in event.rows])
+    return keys

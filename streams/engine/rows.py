@@ -47,7 +47,7 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine.cells import addresser, call_of, cell_of, lane_partition, renderer
+from streams.engine.cells import addresser, call_of, cell_of, lane_partition, renderer, tasks_of
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.program import MissingField, look_up
 from streams.engine.sheet import published
@@ -101,27 +101,13 @@ class _Turn:
         counts[name] = counts.get(name, 0) + 1
 
 
-def _tasks_of(events: Sequence[Event]) -> list[bytes]:
-    """Keys of the tasks that events touch."""
-    keys: list[bytes] = []
-    for event in events:
-        if isinstance(event, CallsAnswered):
-            for call, _ in event.calls:
-                run, row, _ = call.split(":", 2)
-                keys.append(record_key(TASK, run, row))
-        elif isinstance(event, RowsAdded):
-            prefix = record_key(TASK, event.run, "")
-            keys.extend([prefix + row.key.encode() for row in event.rows])
-    return keys
-
-
 class RowsEngine:
     """The engine of the ``rows`` table."""
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then publish the counters of the runs that changed."""
         turn = _Turn(records, outbox, context)
-        records.prefetch(_tasks_of(events))
+        records.prefetch(tasks_of(events))
         for event in events:
             self._fold(turn, event)
         for run, share in turn.shares.items():
