@@ -254,12 +254,11 @@ class RowsEngine:
         name = record_key(TASK, run, row)
         task = turn.records.get(name, Task)
         share = turn.share(run)
-        if task is None or share.play is None or task.refreshed != refreshed:
+        # A cancelled run gets no cell from what was in flight: the receipt keeps the value (M15).
+        if task is None or share.play is None or task.refreshed != refreshed or share.cancelled:
             return
         cell = task.cells.get(column)
         if cell is None or cell.status not in (_RUNNING, _CELL_UNKNOWN):
-            return
-        if task.status not in (_OPEN, _UNKNOWN):
             return
         turn.records.put(name, task)
         if self._asks_again(turn, run, share, task, mark, event):
@@ -335,18 +334,19 @@ class RowsEngine:
             return
         share.cancelled = share.dirty = True
         for name, task in turn.records.scan(record_key(TASK, run, ""), Task):
-            if task.status is not RowStatus.OPEN or share.play is None:
+            if task.status not in (_OPEN, _UNKNOWN) or share.play is None:
                 continue
             column = share.play.columns[task.column]
             cell = task.cells[column.name]
-            call = call_of(run, task.row.key, column.name, task.refreshed)
-            if cell.receipt is not None:
+            if cell.status is _RUNNING:
                 partition = lane_partition(column.lane, turn.context.partitions)
-                turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt, call))
-            cell.status = CellStatus.SKIPPED
-            task.status = RowStatus.SKIPPED
+                call = call_of(run, task.row.key, column.name, task.refreshed)
+                turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt or "", call))
+                cell.status = _SKIPPED
+            if task.status is _OPEN:
+                task.status = RowStatus.SKIPPED
+                turn.count(run, "skipped")
             turn.records.put(name, task)
-            turn.count(run, "skipped")
 
     # --- counters --------------------------------------------------------------------------------------------
 

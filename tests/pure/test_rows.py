@@ -35,7 +35,7 @@ from schemas.events import (
 )
 from schemas.progress import MapRow
 from streams.engine.port import Outbox, Wake
-from streams.engine.rows import COUNTERS_EVERY_MS, RowsEngine
+from streams.engine.rows import COUNTERS_EVERY_MS, INPUT_BYTES_MAX, RowsEngine
 from tests.support.memory import Table
 
 NO = Fault("refused", "the provider said no")
@@ -303,6 +303,15 @@ def test_an_input_that_json_cannot_carry_exactly_fails_the_row() -> None:
     assert shown.cells["check"].code == "bad_input"
 
 
+def test_an_input_that_no_event_can_carry_fails_its_row_with_both_sizes() -> None:
+    outbox = rows_table().given(opened(), added(row(0, x="x" * INPUT_BYTES_MAX), row(1)))
+    assert counts(outbox) == RowCounts(seen=2, failed=1)
+    (shown,) = sheet(outbox)
+    assert shown.cells["check"].code == "input_too_large"
+    assert f"at most {INPUT_BYTES_MAX:,}" in str(shown.cells["check"].error)
+    assert len(asked(outbox)) == 1
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -493,6 +502,16 @@ def test_M15_a_row_that_was_asked_for_again_is_withdrawn_under_its_second_name()
     request = ask(table.given(opened(), added(row(0))))
     again = ask(table.given(failed(request, BROKEN, Mark.CACHE)))
     assert withdrawn(table.given(RunCancelled("run"))) == [CallWithdrawn(again.receipt, again.call)]
+
+
+def test_M15_an_unknown_row_that_went_on_to_its_next_column_is_withdrawn_too() -> None:
+    table = rows_table()
+    first = ask(table.given(opened(of=play(column("first"), column("second"))), added(row(0))))
+    table.given(unknown(first))
+    second = ask(table.given(answer(first, "late")))
+    outbox = table.given(RunCancelled("run"))
+    assert withdrawn(outbox) == [CallWithdrawn(second.receipt, second.call)]
+    assert counts(outbox) == RowCounts(seen=1, unknown=1)
 
 
 def test_M15_rows_that_come_after_the_cancel_are_skipped_even_if_it_overtook_the_opening() -> None:
