@@ -6,6 +6,8 @@ topic is missing or has another count (case H5): receipts would be looked up in 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from streams.errors import TopicsError, Unreachable
+
+#: How long a broker may take to show topics that its controller has made.
+SEEN_SECONDS = 30.0
 
 FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 WEEK = {"retention.ms": str(7 * 24 * 3600 * 1000)}
@@ -132,7 +137,20 @@ async def apply(
                 raise TopicsError(f"cannot create topic {name}: {kind.__name__} {text}")
     finally:
         await admin.close()
+    await _until_seen(connection, app, partitions, prefix, tables)
     return missing
+
+
+async def _until_seen(
+    connection: Mapping[str, Any], app: str, partitions: int, prefix: str, tables: tuple[str, ...]
+) -> None:
+    """Wait for the broker to show what its controller has made, or the worker that comes next would miss topics."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not all(state.right for state in await inspect(connection, app, partitions, prefix, tables)):
+        if time.monotonic() > deadline:
+            await check(connection, app, partitions, prefix, tables)
+            return
+        await asyncio.sleep(0.05)
 
 
 async def _admin(connection: Mapping[str, Any]) -> AIOKafkaAdminClient:
