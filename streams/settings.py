@@ -43,6 +43,8 @@ class Settings(BaseModel):
     #: A worker that dies is noticed after this long, a clean restart under the same name at once.
     session_seconds: float = Field(default=6.0, ge=1.0)
     grace_seconds: float = Field(default=20.0, ge=0.0)
+    #: A worker ends itself when no broker has answered for this long.
+    broker_seconds: float = Field(default=60.0, gt=1.0)
     #: A worker whose event loop or fetcher is silent for this long ends itself.
     stall_seconds: float = Field(default=30.0, gt=1.0)
 

@@ -23,7 +23,7 @@ from faust.types import TP
 
 from streams.broker import topics
 from streams.engine.port import Context, Effect
-from streams.errors import ConfigurationError, Fenced, PaidonceError, StateError
+from streams.errors import ConfigurationError, Fenced, PaidonceError, StateError, Unreachable
 from streams.faust_tables import FAUST_SETTINGS, BulkTable
 from streams.inbox import Delivery, Inbox
 from streams.producers import ProducerPair
@@ -35,6 +35,9 @@ from streams.turn import Actor, AgentSpec, Checkpoint, TurnNames
 from streams.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
+
+#: How often the worker knocks at the brokers, and how long it waits for one.
+KNOCK_SECONDS = 5.0
 
 
 class Companion:
@@ -113,8 +116,10 @@ class Worker:
             self.app = self._build()
             await self.app.start()
             watchdog = self._watch()
+            knocking = asyncio.create_task(self._knock(), name="broker")
             await self.app.wait_for_stopped(self._stop)
             watchdog.stop()
+            knocking.cancel()
             await self.app.stop()
         except PaidonceError as error:
             self.failure = self.failure or error
@@ -136,6 +141,29 @@ class Worker:
         watchdog.expect("group heartbeat", consumer.last_beat, limit)
         watchdog.start(asyncio.get_running_loop(), loop_limit_seconds=limit)
         return watchdog
+
+    async def _knock(self) -> None:
+        """Stop with an error when no broker has taken a connection for ``broker_seconds``: the clients would retry for ever."""
+        loop = asyncio.get_running_loop()
+        answered = loop.time()
+        while True:
+            await asyncio.sleep(KNOCK_SECONDS)
+            if await self._a_broker_answers():
+                answered = loop.time()
+            elif loop.time() - answered > self.settings.broker_seconds:
+                self.fail(Unreachable(f"no Kafka broker at {self.settings.broker} for {self.settings.broker_seconds:g} s"))
+                return
+
+    async def _a_broker_answers(self) -> bool:
+        for address in self.settings.broker.split(","):
+            host, _, port = address.strip().rpartition(":")
+            try:
+                _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), KNOCK_SECONDS)
+            except (OSError, TimeoutError, ValueError):
+                continue
+            writer.close()
+            return True
+        return False
 
     def stop(self) -> None:
         """Ask for an orderly stop."""

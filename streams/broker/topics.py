@@ -141,9 +141,7 @@ async def apply(
     return missing
 
 
-async def _until_seen(
-    connection: Mapping[str, Any], app: str, partitions: int, prefix: str, tables: tuple[str, ...]
-) -> None:
+async def _until_seen(connection: Mapping[str, Any], app: str, partitions: int, prefix: str, tables: tuple[str, ...]) -> None:
     """Wait for the broker to show what its controller has made, or the worker that comes next would miss topics."""
     deadline = time.monotonic() + SEEN_SECONDS
     while not all(state.right for state in await inspect(connection, app, partitions, prefix, tables)):

@@ -246,10 +246,14 @@ class ReceiptsEngine:
         if attempt.value != digest:
             turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))
             turn.outbox.effects.append(KeptAside(key, n))
-        elif len(output) <= INLINE_BYTES_MAX:
+            return
+        if len(output) <= INLINE_BYTES_MAX:
             attempt.output = output
         else:
             turn.records.put(record_key(VALUE, key, str(n)), StoredValue(output))
+        if receipt.current != (epoch, n):
+            # Paid for, but another attempt's value came first: it stays with its attempt, and is reported (S5).
+            turn.outbox.effects.append(KeptAside(key, n))
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)
