@@ -14,6 +14,10 @@ from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 
 from streams.errors import Fenced, Unreachable
 
+#: The broker aborts a transaction after this long (a paused worker must not hold back readers for longer) ...
+TRANSACTION_TIMEOUT_MS = 10_000
+#: ... and here one that has not ended by then is given up.
+TRANSACTION_SECONDS_MAX = 20
 MESSAGE_BYTES_MAX = 9 * 1024 * 1024
 BATCH_BYTES_MAX = 1024 * 1024
 
@@ -50,7 +54,7 @@ class ProducerPair:
             AIOKafkaProducer(
                 **self._connection,
                 transactional_id=f"{self.transactional_id}/{side}",
-                transaction_timeout_ms=10_000,
+                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
                 max_request_size=MESSAGE_BYTES_MAX,
                 max_batch_size=BATCH_BYTES_MAX,
                 linger_ms=0,
@@ -70,6 +74,14 @@ class ProducerPair:
         Raises ``Fenced`` when a newer owner started, ``Unreachable`` on any other trouble (the outcome is then unknown until
         the partition is recovered).
         """
+        try:
+            async with asyncio.timeout(TRANSACTION_SECONDS_MAX):
+                return await self._publish(messages, at_ms)
+        except TimeoutError as error:
+            # The broker has given it up by then; aiokafka's sender may have died over that without a word.
+            raise Unreachable(f"{self.transactional_id}: a transaction did not end in {TRANSACTION_SECONDS_MAX} s") from error
+
+    async def _publish(self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
         producer = self._producers[self._next]
         self._next = 1 - self._next
         try:

@@ -73,6 +73,14 @@ class Watchdog:
                 return
 
 
+def end_by(seconds: float, code: int) -> threading.Timer:
+    """End the process with ``code`` after ``seconds``, whatever still waits for whom; cancel the timer when all is well."""
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def _end_process(reason: str) -> None:
     log.critical("worker ends: %s; another worker takes its partitions over", reason)
     os._exit(EXIT_CODE)

@@ -32,12 +32,14 @@ from streams.settings import Settings
 from streams.table import Store, StoreMemory
 from streams.transport import BulkConsumer, BulkTransport
 from streams.turn import Actor, AgentSpec, Checkpoint, TurnNames
-from streams.watchdog import Watchdog
+from streams.watchdog import EXIT_CODE, Watchdog, end_by
 
 log = logging.getLogger(__name__)
 
 #: How often the worker knocks at the brokers, and how long it waits for one.
 KNOCK_SECONDS = 5.0
+#: What a stop may take beyond the grace time of calls in flight.
+STOP_SECONDS = 15.0
 
 
 class Companion:
@@ -118,9 +120,11 @@ class Worker:
             watchdog = self._watch()
             knocking = asyncio.create_task(self._knock(), name="broker")
             await self.app.wait_for_stopped(self._stop)
+            deadline = end_by(self.settings.grace_seconds + STOP_SECONDS, self.failure.exit_code if self.failure else EXIT_CODE)
             watchdog.stop()
             knocking.cancel()
             await self.app.stop()
+            deadline.cancel()
         except PaidonceError as error:
             self.failure = self.failure or error
         finally:
