@@ -25,10 +25,11 @@ all else is compact JSON.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,12 +64,14 @@ def is_json_lines(path: Path) -> bool:
     return path.suffix.lower() in JSON_LINES
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path) -> Generator[dict[str, Any], None, None]:
     """The rows of a file, in order. Raises ``InputError`` naming file, line and column."""
-    return _read_json_lines(path) if is_json_lines(path) else _read_csv(path)
+    # Closed here, whoever stops reading and why: a reader inside would keep the file open until it is collected.
+    with contextlib.closing(_lines(path)) as lines:
+        yield from _read_json_lines(path, lines) if is_json_lines(path) else _read_csv(path, lines)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Generator[str, None, None]:
     """The physical lines as text, with their ends."""
     try:
         with path.open("rb") as file:
@@ -98,9 +101,9 @@ def _decoded(path: Path, file: IO[bytes]) -> Iterator[str]:
         raise InputError(f"{path}: the file is empty; expected a line that names the columns, then rows")
 
 
-def _read_csv(path: Path) -> Iterator[dict[str, Any]]:
+def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(FIELD_CHARACTERS_MAX)  # one for the process, as the module has it
-    reader = csv.reader(_lines(path), strict=True)
+    reader = csv.reader(lines, strict=True)
     line = 1
     columns: list[str] = []
     width = 0
@@ -141,8 +144,8 @@ def _header(path: Path, names: Sequence[str]) -> list[str]:
     return columns
 
 
-def _read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, text in enumerate(_lines(path), start=1):
+def _read_json_lines(path: Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(lines, start=1):
         if not text.strip(" \t\r\n"):
             continue
         try:

@@ -48,9 +48,10 @@ class _Counted:
     count: int = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in read_rows(self.path):
-            self.count += 1
-            yield row
+        with contextlib.closing(read_rows(self.path)) as rows:
+            for row in rows:
+                self.count += 1
+                yield row
 
 
 @app.command()
