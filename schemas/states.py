@@ -13,8 +13,6 @@ import msgspec
 
 from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RowCounts
 
-SEPARATOR: Final = b"\x00"
-
 
 def record_key(prefix: bytes, *parts: str) -> bytes:
     """Key of a record: its prefix and the NUL-joined parts."""

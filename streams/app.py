@@ -28,13 +28,8 @@ from streams.worker import Worker
 log = logging.getLogger(__name__)
 
 
-def killer(settings: Settings) -> KillSwitch:
-    """The checkpoint of this process: harmless unless a test set ``kill_at``."""
-    return KillSwitch(settings.kill_at, settings.kill_after)
-
-
 class KillSwitch:
-    """Kills its own process at a named step, after it has passed that step a given number of times."""
+    """Kills its own process at a named step, after it has passed that step a given number of times; harmless without a step."""
 
     def __init__(self, step: str | None, passes: int) -> None:
         self._step = step
@@ -51,7 +46,7 @@ class KillSwitch:
 
 def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Worker:
     """A worker with its dispatcher, ready to run in the current event loop."""
-    checkpoint = killer(settings)
+    checkpoint = KillSwitch(settings.kill_at, settings.kill_after)
     settings.data.mkdir(parents=True, exist_ok=True)
     specs = [
         runs_agent(providers, settings.partitions),
@@ -74,7 +69,12 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
 def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
     """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
     providers = Providers() if settings.providers is None else load_providers(settings.providers)
-    caller = HttpCaller(providers, environment=environment, response_bytes_max=settings.response_bytes_max)
+    caller = HttpCaller(
+        providers,
+        environment=environment,
+        response_bytes_max=settings.response_bytes_max,
+        call_seconds=settings.call_seconds,
+    )
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)

@@ -198,10 +198,11 @@ class Calls:
                 self._on_end(flight, None)
                 return
             events = self._ends(flight, report)
-            self._journal.append(flight.partition, events)
+            journalled = self._written_down(flight, events)
             self._checkpoint("dispatcher:called")
             await self._publisher.publish("receipt-completions", flight.partition, events)
-            self._journal.published()
+            if journalled:
+                self._journal.published()
             self._checkpoint("dispatcher:completed")
             self._tasks.pop(flight.lease, None)
             self._on_end(flight, report.lane_pause_seconds)
@@ -210,6 +211,15 @@ class Calls:
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
             log.exception("a call of %s ended in a defect", flight.tool)
             self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))
+
+    def _written_down(self, flight: Flight, events: list[AttemptEnded]) -> bool:
+        """Journal the answers; a full disk must not keep paid answers from being published."""
+        try:
+            self._journal.append(flight.partition, events)
+        except OSError as error:
+            log.error("answers of %s are published without having been journalled: %s", flight.tool, error)
+            return False
+        return True
 
     async def _call(self, flight: Flight) -> CallReport | None:
         """Make the call; ``None`` where it may no longer be made, and nothing was sent."""

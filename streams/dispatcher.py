@@ -320,7 +320,7 @@ class Dispatcher(Companion):
         return not paused and now - flight.claimed_at < self.settings.lease_seconds - START_MARGIN_SECONDS
 
     def _answered(self, flight: Flight, report: CallReport) -> None:
-        """The provider's answer is here: its slot is free, although the outcome is not yet published."""
+        """The provider's answer is here: note how long it took. The slot is held until the outcome is published (P5)."""
         owned = self._partitions.get(flight.partition)
         if owned is not None and owned.actor is flight.actor:
             owned.lanes[flight.lane].took(call_seconds=report.seconds)

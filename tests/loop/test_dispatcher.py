@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -677,6 +678,24 @@ async def test_the_journal_has_the_answer_before_it_is_published_and_forgets_it_
     it.log.acknowledges.set()
     await it.settles()
     assert it.journal.unpublished() == []
+
+
+@story()
+async def test_S5_a_full_disk_keeps_no_paid_answer_from_being_published(it: World) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, it.journal._fd)
+    os.close(full)
+    published: list[str] = []
+
+    def look(topic: str, events: Any) -> None:
+        if topic == "receipt-completions":
+            published.extend(end.receipt for end in events)
+
+    it.log.before = look
+    await it.asks("ab")
+    await it.turn()
+    await it.settles()
+    assert sorted(published) == ["a", "b"]
 
 
 def test_what_a_killed_process_had_read_is_published_by_the_next_one(tmp_path: Path) -> None:
