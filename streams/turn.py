@@ -24,7 +24,7 @@ from schemas.states import LOCAL, TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
-from streams.producers import Message, ProducerPair
+from streams.producers import NO_HEADERS, Message, ProducerPair
 from streams.table import RecordCache, Store, WorkingSet
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,7 @@ class Actor:
             if record is None:
                 raise StateError(f"{self.spec.table}/{self.partition}: no record {key!r}")
             found.append(record)
+        records.keep()
         return found
 
     async def _run(self) -> None:
@@ -249,7 +250,7 @@ class Actor:
             ("at_ms", str(now_ms).encode()),
             *delivery.headers,
         ]
-        return Message(delivery.topic.encode(), delivery.value, headers)
+        return delivery.topic.encode(), delivery.value, headers
 
     def _messages(
         self,
@@ -262,7 +263,7 @@ class Actor:
         prefix = self._names.topic_prefix
         for (topic, partition), queued in outbox.events.items():
             headers = envelope.headers_of(topic)
-            yield prefix + topic, partition, [Message(None, value, headers) for value in envelope.pack(queued)]
+            yield prefix + topic, partition, [(None, value, headers) for value in envelope.pack(queued)]
         for (topic, partition), messages in self._public(outbox.public).items():
             yield prefix + topic, partition, messages
         if dead:
@@ -270,12 +271,12 @@ class Actor:
         yield (
             prefix + "turns",
             self.partition,
-            [Message(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record))],
+            [(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record), NO_HEADERS)],
         )
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
-            [Message(key, value) for key, value in changes if key[:1] not in LOCAL],
+            [(key, value, NO_HEADERS) for key, value in changes if key[0] not in LOCAL],
         )
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:
@@ -288,7 +289,7 @@ class Actor:
             if queue is None:
                 queue = grouped[(event.topic, partition)] = []
             headers = [*common, ("ce_id", event.id.encode()), ("ce_type", event.type.encode())]
-            queue.append(Message(event.key.encode(), event.data, headers))
+            queue.append((event.key.encode(), event.data, headers))
         return grouped
 
     def _set_timers(self, effects: Iterable[Effect], now_ms: int) -> None:

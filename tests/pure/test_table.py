@@ -216,7 +216,7 @@ def test_what_a_committed_turn_deleted_is_gone_from_the_cache() -> None:
         else:
             records.delete(A)
         commit(records, reader)
-    assert cache.records == {}
+    assert not any(cache.records.values())
     assert WorkingSet(reader, cache).get(A, Ask) is None
 
 
@@ -229,15 +229,15 @@ def test_a_turn_that_is_not_committed_leaves_nothing_in_the_cache() -> None:
 def test_a_full_cache_keeps_what_was_changed_last() -> None:
     cache = RecordCache(10)
     for number in range(100):
-        cache.keep([(bytes([number]), Ask(b""))])
-        cache.keep([(b"hot", Ask(b""))])
+        cache.keep({bytes([number]): Ask(b"")})
+        cache.keep({b"hot": Ask(b"")})
         assert len(cache.records) <= 10
         assert {bytes([number]), b"hot"} <= cache.records.keys()
 
 
 def test_one_large_turn_does_not_exceed_the_bound_of_the_cache() -> None:
     cache = RecordCache(10)
-    cache.keep([(bytes([number]), Ask(b"")) for number in range(100)])
+    cache.keep({bytes([number]): Ask(b"") for number in range(100)})
     assert len(cache.records) <= 10
     assert bytes([99]) in cache.records
 
