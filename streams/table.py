@@ -6,7 +6,7 @@ The place under the engines and the turn. It decides nothing about receipts, row
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -19,6 +19,7 @@ OFFSET_KEY: Final = b"\x00changelog-offset"
 #: Records that gather in memory before they are handed to RocksDB.
 PENDING_MAX: Final = 2_000
 _UNREAD: Final = object()
+_NOTHING: Final[Mapping[bytes, bytes | None]] = {}
 _encoder = msgspec.msgpack.Encoder()
 _decoders: Final = {prefix: msgspec.msgpack.Decoder(kind) for prefix, kind in RECORD_TYPES.items()}
 
@@ -88,7 +89,7 @@ class Store:
         try:
             return self._pending[key]
         except KeyError:
-            return cast(bytes | None, self._db.get(key))
+            return self._db.get(key)  # type: ignore[no-any-return]
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The records' bytes in the order of ``keys``."""
@@ -108,9 +109,16 @@ class Store:
                 return
             yield cast(bytes, key), cast(bytes, value)
 
-    def write(self, changes: Iterable[tuple[bytes, bytes | None]], *, changelog_offset: int) -> None:
+    def write(
+        self,
+        changes: Mapping[bytes, bytes | None],
+        local_changes: Mapping[bytes, bytes | None] = _NOTHING,
+        *,
+        changelog_offset: int,
+    ) -> None:
         """Apply changes and the changelog offset that they reach in one atomic step."""
         self._pending.update(changes)
+        self._pending.update(local_changes)
         self._offset = changelog_offset
         if len(self._pending) >= self._pending_max:
             self.flush()
@@ -159,8 +167,10 @@ class RecordCache:
         cached = self.records
         cached.update(records)
         if len(cached) > self._records_max:
-            for key in list(cached)[: len(cached) - self._records_max // 2]:
-                del cached[key]
+            # Rebuilt by one call in C; the dictionary itself stays, for working sets hold on to it.
+            newest = dict(islice(cached.items(), len(cached) - self._records_max // 2, None))
+            cached.clear()
+            cached.update(newest)
             if len(records) <= self._records_max // 2:
                 cached.update(records)
 
@@ -177,6 +187,7 @@ class WorkingSet:
         self._cached: dict[bytes, msgspec.Struct | None] = {} if cache is None else cache.records
         self._read: dict[bytes, msgspec.Struct | None] = {}
         self._changed: dict[bytes, msgspec.Struct | None] = {}
+        self._local: dict[bytes, msgspec.Struct | None] = {}
 
     def prefetch(self, keys: Iterable[bytes]) -> None:
         """Load records with one multi-get; only an optimisation, ``get`` loads what is missing."""
@@ -212,7 +223,8 @@ class WorkingSet:
             if record is _UNREAD:
                 record = self._read[key] = self._load(key)
         assert record is None or type(record) is kind, f"{key!r} holds {type(record).__name__}"
-        return cast(S | None, record)
+        found: S | None = record
+        return found
 
     def _load(self, key: bytes) -> msgspec.Struct | None:
         record = self._cached.get(key)
@@ -228,6 +240,10 @@ class WorkingSet:
     def delete(self, key: bytes) -> None:
         """Remove a record."""
         self._changed[key] = None
+
+    def put_local(self, key: bytes, record: msgspec.Struct | None) -> None:
+        """Set or remove a record that follows from others: it is on no changelog, and this turn will not ask for it."""
+        self._local[key] = record
 
     def scan(self, prefix: bytes, kind: type[S], after: bytes | None = None) -> Iterator[tuple[bytes, S]]:
         """Records under ``prefix`` in key order as this turn sees them."""
@@ -256,7 +272,15 @@ class WorkingSet:
         if record is not None:
             yield key, record
 
-    def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """Keys and new bytes of all that was changed; ``None`` is a removal."""
-        encode = _encoder.encode
-        return [(key, None if record is None else encode(record)) for key, record in self._changed.items()]
+    def changes(self) -> dict[bytes, bytes | None]:
+        """Keys and new bytes of all that was changed, in that order; ``None`` is a removal."""
+        return _encoded(self._changed)
+
+    def local_changes(self) -> dict[bytes, bytes | None]:
+        """The same of the records that follow from others."""
+        return _encoded(self._local)
+
+
+def _encoded(records: Mapping[bytes, msgspec.Struct | None]) -> dict[bytes, bytes | None]:
+    encode = _encoder.encode
+    return {key: None if record is None else encode(record) for key, record in records.items()}

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ import msgspec
 from schemas import envelope
 from schemas.commands import Command, RecoveryEnded
 from schemas.events import Event
-from schemas.states import LOCAL, TURN_KEY, Segment, TurnRecord
+from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
@@ -190,7 +190,7 @@ class Actor:
         ends = await self._producers.publish(self._messages(changes, record, outbox, dead), now_ms)
         self._checkpoint(f"{self.spec.table}:committed")
         changelog = (self._names.changelog(self.spec.table), self.partition)
-        self._store.write(changes, changelog_offset=ends[changelog])
+        self._store.write(changes, records.local_changes(), changelog_offset=ends[changelog])
         self._checkpoint(f"{self.spec.table}:written")
         records.committed()
         self.record = record
@@ -254,7 +254,7 @@ class Actor:
 
     def _messages(
         self,
-        changes: Sequence[tuple[bytes, bytes | None]],
+        changes: Mapping[bytes, bytes | None],
         record: TurnRecord,
         outbox: Outbox,
         dead: Sequence[Message],
@@ -276,7 +276,7 @@ class Actor:
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
-            [(key, value, NO_HEADERS) for key, value in changes if key[0] not in LOCAL],
+            [(key, value, NO_HEADERS) for key, value in changes.items()],
         )
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:

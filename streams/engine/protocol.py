@@ -29,7 +29,7 @@ from schemas.states import Attempt, Flag, Out, Receipt, Waiter
 
 _DEFINITE = frozenset((Out.FAILED, Out.RETRY, Out.UNPAID, Out.VALUE))
 # Reading a member off its enum costs a fifth of a microsecond in Python 3.11; these are read some thirty times a row.
-_AMBIGUOUS, _DONE, _WITHDRAWN, _NEVER = Out.AMBIGUOUS, Flag.DONE, Flag.WITHDRAWN, Repeat.NEVER
+_AMBIGUOUS, _VALUE, _DONE, _WITHDRAWN, _NEVER = Out.AMBIGUOUS, Out.VALUE, Flag.DONE, Flag.WITHDRAWN, Repeat.NEVER
 
 
 class Verdict(enum.Enum):
@@ -121,9 +121,11 @@ def expire(receipt: Receipt, n: int, lease: str) -> None:
 
 def complete(receipt: Receipt, n: int, epoch: int, value: str) -> bool:
     """Fold a value (its digest); true when it is new. The first value of an attempt counts, others are kept aside."""
-    attempt = receipt.attempts.setdefault(n, Attempt())
-    if attempt.out is not Out.VALUE:
-        attempt.out, attempt.value = Out.VALUE, value
+    attempt = receipt.attempts.get(n)
+    if attempt is None:
+        attempt = receipt.attempts[n] = Attempt()
+    if attempt.out is not _VALUE:
+        attempt.out, attempt.value = _VALUE, value
         if receipt.current is None or receipt.current[0] < epoch:
             receipt.current = (epoch, n)
         return True
@@ -184,9 +186,9 @@ _UNCLAIMED = Standing(0, None)
 
 def standing(receipt: Receipt) -> Standing:
     """How a receipt stands."""
-    highest = 0
     if not receipt.attempts:
         return _UNCLAIMED
+    highest = 0
     for n, attempt in receipt.attempts.items():
         if n > highest and attempt.lease is not None:
             highest = n
@@ -260,8 +262,8 @@ def operation(receipt: Receipt, epoch: int, n: int) -> int:
 def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need | None:
     """The attempt that the lane must claim, or ``None`` when nobody waits or somebody may be calling."""
     last, latest = stands
-    if latest is _LIVE or (receipt.current is not None and not receipt.refreshes):
-        return None  # somebody may be calling, or there is a value that is good enough for everybody
+    if latest is _LIVE:
+        return None
     if not last and receipt.current is None:
         # Nothing was claimed and nothing is known, so all who stay wait.
         epoch = max([waiter.outcome_epoch for waiter in waiters if stays(waiter)], default=None)

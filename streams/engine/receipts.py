@@ -62,6 +62,7 @@ INLINE_BYTES_MAX = 1024
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
 _WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
+_LIVE = Verdict.LIVE
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
@@ -314,7 +315,7 @@ class ReceiptsEngine:
                 granted.append(member.receipt)
                 continue
             lost.append(member.receipt)
-            if protocol.verdict(attempt, receipt.repeat) is Verdict.LIVE:
+            if protocol.verdict(attempt, receipt.repeat) is _LIVE:
                 released.append(member)
         if released:
             turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(claim.lease, tuple(released)))
@@ -323,20 +324,18 @@ class ReceiptsEngine:
     def _settle(self, turn: _Turn, key: str, receipt: Receipt) -> None:
         """Answer the waiters of a receipt, keep the index of open ones, and tell the lane."""
         stands = protocol.standing(receipt)
-        if protocol.undisturbed(receipt, stands):
-            need = None
-        else:
+        need = None
+        if not protocol.undisturbed(receipt, stands):
             if receipt.attempts:
                 self._answer(turn, key, receipt, stands)
-            need = protocol.need(receipt, turn.waiters(key, receipt), stands)
-        wanted = need is not None or stands.live
+            if receipt.current is None or receipt.refreshes:
+                need = protocol.need(receipt, turn.waiters(key, receipt), stands)
+        wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
             receipt.open = wanted
             turn.changed(key, receipt)
-            if wanted:
-                turn.records.put(OPEN + key.encode(), _OPEN_ENTRY)
-            else:
-                turn.records.delete(OPEN + key.encode())
+            turn.records.put_local(OPEN + key.encode(), _OPEN_ENTRY if wanted else None)
+            if not wanted:
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
