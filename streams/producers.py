@@ -62,7 +62,7 @@ class ProducerPair:
             await self.stop()
             raise Unreachable(f"cannot start the producers of {self.transactional_id}: {error}") from error
 
-    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
+    async def publish(self, messages: Iterable[tuple[str, int, Iterable[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
         """Publish all messages in one transaction; returns the offset of the last message by topic and partition.
 
         Raises ``Fenced`` when a newer owner started, ``Unreachable`` on any other trouble (the outcome is then unknown until
@@ -75,7 +75,7 @@ class ProducerPair:
             # The broker has given it up by then; aiokafka's sender may have died over that without a word.
             raise Unreachable(f"{self.transactional_id}: a transaction did not end in {TRANSACTION_SECONDS_MAX} s") from error
 
-    async def _publish(self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
+    async def _publish(self, messages: Iterable[tuple[str, int, Iterable[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
         producer = self._producers[self._next]
         self._next = 1 - self._next
         try:
@@ -103,7 +103,7 @@ class ProducerPair:
 
 
 async def _send_batches(
-    producer: AIOKafkaProducer, topic: str, partition: int, records: Sequence[Message], at_ms: int
+    producer: AIOKafkaProducer, topic: str, partition: int, records: Iterable[Message], at_ms: int
 ) -> list[tuple[int, asyncio.Future[Any]]]:
     """Hand records over in as few record batches as their sizes allow: (count, future of the batch) each."""
     sent: list[tuple[int, asyncio.Future[Any]]] = []

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeVar
 
 import msgspec
@@ -258,7 +259,7 @@ class Actor:
         record: TurnRecord,
         outbox: Outbox,
         dead: Sequence[Message],
-    ) -> Iterable[tuple[str, int, Sequence[Message]]]:
+    ) -> Iterable[tuple[str, int, Iterable[Message]]]:
         """All that this turn publishes: outputs, dead letters, changelog and journal."""
         prefix = self._names.topic_prefix
         for (topic, partition), queued in outbox.events.items():
@@ -276,7 +277,7 @@ class Actor:
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
-            [(key, value, NO_HEADERS) for key, value in changes.items()],
+            zip(changes, changes.values(), repeat(NO_HEADERS), strict=False),
         )
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:
