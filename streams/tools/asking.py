@@ -20,6 +20,8 @@ from streams.errors import PaidonceError
 PORTS: Final = {"http": 80, "https": 443}
 #: Characters of a URL; servers take no longer ones.
 URL_CHARACTERS_MAX: Final = 8192
+#: Names, and addresses of both kinds, in ASCII.
+_HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,8192}")
 #: What a server of another origin may know of a request that was meant for this one.
 _HARMLESS: Final = frozenset(("accept", "accept-language", "user-agent"))
@@ -119,7 +121,9 @@ def reparsed(text: str, base: httpx.URL | None = None) -> httpx.URL:
     if url.userinfo or dialled.user is not None or dialled.password is not None:
         raise Unfit("unsafe_url", "it holds a user or a password; a secret belongs under fetch.secrets, by reference")
     mine = (url.scheme, url.raw_host.decode("ascii").strip("[]").lower(), url.port or PORTS[url.scheme])
-    if not url.host or mine != (dialled.scheme, (dialled.raw_host or "").lower(), port):
+    if not _HOST.fullmatch(mine[1]):
+        raise Unfit("unsafe_url", "it names no host, or one that no server has")
+    if mine != (dialled.scheme, (dialled.raw_host or "").lower(), port):
         raise Unfit("unsafe_url", "its host can be read in more than one way")
     return url
 
