@@ -110,28 +110,27 @@ class FetchCaller:
         ask = asked(call.members[0].input)
         if isinstance(ask, Fault):
             return self._told(call.tool, None, Refused(ask))
+        url: httpx.URL | None = None
         try:
-            trip = self._begun(ask)
+            url = reparsed(ask.url)
+            trip = self._begun(ask, url)
         except Unfit as error:
-            return self._told(call.tool, None, Refused(error.fault))
-        fault = await self._travelled(trip)
-        if isinstance(fault, Page):
-            outcome = outcome_of(fault, self._known)
-        elif isinstance(fault, NotDone):
-            outcome = fault
-        elif trip.in_doubt:
-            outcome = Doubtful(Fault(fault.code, fault.message))
+            return self._told(call.tool, url, Refused(error.fault))
+        found = await self._travelled(trip)
+        if isinstance(found, Page):
+            outcome = outcome_of(found, self._known)
+        elif isinstance(found, NotDone):
+            outcome = found
         elif self._closed:
             outcome = NotDone(Fault("closed", "the worker is stopping", repairable=True))
         else:
-            outcome = Refused(fault)
-        if trip.in_doubt and isinstance(outcome, Refused):  # a page that cannot be kept, after something was done for it
+            outcome = Refused(found)
+        if trip.in_doubt and not isinstance(outcome, Answered):  # also a page that cannot be kept, after what was done for it
             outcome = Doubtful(Fault(outcome.fault.code, outcome.fault.message))
-        return self._told(call.tool, trip, outcome)
+        return self._told(call.tool, trip.url, outcome)
 
-    def _begun(self, ask: Ask) -> Trip:
+    def _begun(self, ask: Ask, url: httpx.URL) -> Trip:
         """The first request; raises ``Unfit`` where it may not be made."""
-        url = reparsed(ask.url)
         self._check(url)
         headers = ask.plain_headers()
         for header, use in ask.secrets.items():
@@ -229,15 +228,18 @@ class FetchCaller:
         trip.hops += 1
         if trip.hops > REDIRECTS_MAX:
             raise Unfit("too_many_redirects", f"it leads on after {REDIRECTS_MAX} redirects")
-        url = reparsed(location, trip.url)
-        self._check(url)
+        try:
+            url = reparsed(location, trip.url)
+            self._check(url)
+        except Unfit as error:
+            raise Unfit(error.fault.code, f"a redirect leads to where no fetch goes: {error}") from error
         trip.turn(status, url, same_origin=_origin(url) == _origin(trip.url))
 
-    def _told(self, tool: str, trip: Trip | None, outcome: MemberOutcome) -> MemberOutcome:
+    def _told(self, tool: str, url: httpx.URL | None, outcome: MemberOutcome) -> MemberOutcome:
         """The outcome with its fault for people: tool and place, then what happened, cut and without secrets."""
         if isinstance(outcome, Answered):
             return outcome
-        place = "" if trip is None else f"{redact(str(trip.url.copy_with(query=None)), self._known)[:200]}: "
+        place = "" if url is None else f"{redact(str(url.copy_with(query=None)), self._known)[:200]}: "
         fault = outcome.fault
         told = Fault(fault.code, f"{tool}: {place}{excerpt(fault.message, self._known)}", fault.repairable)
         match outcome:
