@@ -17,6 +17,7 @@ from pydantic import (
     HttpUrl,
     StringConstraints,
     TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -36,9 +37,14 @@ _LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
 
 def _origin(text: str) -> str:
     """``scheme://host:port``, as `origin_of` writes it, of a URL that is nothing but an origin."""
-    url = _http_url.validate_python(text)
+    # The text is not repeated: where it is no origin, a secret may stand in it.
+    message = "no origin: expected for example https://api.example.com, without user, path and query"
+    try:
+        url = _http_url.validate_python(text)
+    except ValidationError as error:
+        raise ValueError(message) from error
     if url.username or url.password or url.query is not None or url.fragment is not None or url.path not in (None, "/"):
-        raise ValueError(f"{text!r} is no origin; expected for example https://api.example.com")
+        raise ValueError(message)
     return origin_of(url.scheme, url.host or "", url.port or 0)
 
 

@@ -22,6 +22,7 @@ PORTS: Final = {"http": 80, "https": 443}
 URL_CHARACTERS_MAX: Final = 8192
 #: Names, and addresses of both kinds, in ASCII.
 _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+_USER: Final = re.compile(r"//[^/]*@")
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,8192}")
 #: What a server of another origin may know of a request that was meant for this one.
 _HARMLESS: Final = frozenset(("accept", "accept-language", "user-agent"))
@@ -108,14 +109,14 @@ def reparsed(text: str, base: httpx.URL | None = None) -> httpx.URL:
     if len(text) > URL_CHARACTERS_MAX:
         raise Unfit("unsafe_url", f"a URL of {len(text):,} characters; at most {URL_CHARACTERS_MAX:,} are sent")
     if base is None and not text.lower().startswith(("http://", "https://")):
-        raise Unfit("unsafe_url", f"{text[:60]!r} is no web address: expected https://... or http://...")
+        raise Unfit("unsafe_url", f"{_shown(text)!r} is no web address: expected https://... or http://...")
     try:
         url = httpx.URL(text) if base is None else base.join(text)
         url = url.copy_with(fragment=None)
         dialled = yarl.URL(str(url))
         port = dialled.port
     except (httpx.InvalidURL, ValueError, TypeError):
-        raise Unfit("unsafe_url", f"{text[:60]!r} is no web address") from None
+        raise Unfit("unsafe_url", f"{_shown(text)!r} is no web address") from None
     if url.scheme not in PORTS:
         raise Unfit("unsafe_url", f"it leads to a {url.scheme[:20] or 'missing'} address; only http and https are asked")
     if url.userinfo or dialled.user is not None or dialled.password is not None:
@@ -126,6 +127,11 @@ def reparsed(text: str, base: httpx.URL | None = None) -> httpx.URL:
     if mine != (dialled.scheme, (dialled.raw_host or "").lower(), port):
         raise Unfit("unsafe_url", "its host can be read in more than one way")
     return url
+
+
+def _shown(text: str) -> str:
+    """The beginning of what is no URL, for a message: without a user or password, and without the query."""
+    return _USER.sub("//", text.partition("?")[0])[:60]
 
 
 @dataclass(slots=True)

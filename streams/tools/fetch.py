@@ -41,6 +41,8 @@ TRIES_MAX: Final = 3
 #: ... and the wait after the first time; after the second it is twice as long.
 TRY_AGAIN_SECONDS: Final = 0.1
 REDIRECTS_MAX: Final = 5
+#: Lanes limit the requests of an organisation; this limits those of all together.
+CONNECTIONS_MAX: Final = 1000
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 #: With these the server did not act on the request (RFC 9110, 15.4.8 and 15.4.9); with the others it may have.
 _NOT_ACTED_ON: Final = frozenset((307, 308))
@@ -82,9 +84,8 @@ class FetchCaller:
         self._now, self._sleep = now, sleep
         self._closed = False
         tls = tls or httpx.create_ssl_context()  # once, for it takes 50 ms
-        limit = settings.pace.concurrency
-        self._public = Connections(headers=_HEADERS, connections_max=limit, tls=tls, dialing=dialing or Dialing())
-        self._allowed = Connections(headers=_HEADERS, connections_max=limit, tls=tls)
+        self._public = Connections(headers=_HEADERS, connections_max=CONNECTIONS_MAX, tls=tls, dialing=dialing or Dialing())
+        self._allowed = Connections(headers=_HEADERS, connections_max=CONNECTIONS_MAX, tls=tls)
 
     async def call(self, call: ProviderCall) -> CallReport:
         """Make one request, with its redirects and tries, and tell how it ended; see ``Caller``."""

@@ -533,6 +533,14 @@ async def test_an_input_that_no_request_can_be_made_of_is_refused_in_words(parts
     assert web.asked == []
 
 
+@pytest.mark.parametrize("url", ["http://user:hunter2@a.test:99999/", "//user:hunter2@a/?b=hunter2", "http://user:hunter2@a.test/"])
+async def test_V3_a_password_in_a_url_is_in_no_message(url: str) -> None:
+    async with fetching() as fetch:
+        fault = await fetch.fault(url)
+    assert fault.code == "unsafe_url"
+    assert "hunter2" not in fault.message
+
+
 async def test_several_inputs_in_one_call_are_not_a_fetch() -> None:
     async with fetching() as fetch:
         report = await fetch.caller.call(ProviderCall("fetch.get", (CallMember("r", b"{}"),) * 2, True, "k", "i"))
