@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 
 from schemas.events import Fault
-from schemas.fetch import SAFE_METHODS
+from schemas.fetch import FETCH, SAFE_METHODS
 from schemas.providers import Providers, origin_of
 from streams.engine.retries import Kind, parse_retry_after, rule
 from streams.errors import PaidonceError
@@ -111,6 +111,8 @@ class FetchCaller:
         ask = asked(call.members[0].input)
         if isinstance(ask, Fault):
             return self._told(call.tool, None, Refused(ask))
+        if call.tool != f"{FETCH}.{ask.method.lower()}":  # by its name it was judged how it may be repeated
+            return self._told(call.tool, None, Refused(Fault("bad_input", f"its input asks for a {ask.method}")))
         url: httpx.URL | None = None
         try:
             url = reparsed(ask.url)

@@ -520,6 +520,7 @@ async def test_a_body_that_cannot_be_opened_is_no_page(answer: bytes) -> None:
         ({"url": None}, "$.url"),
         ({"method": "TRACE"}, "$.method"),
         ({"more": 1}, "more"),
+        ({"method": "POST"}, "its input asks for a POST"),
     ],
 )
 async def test_an_input_that_no_request_can_be_made_of_is_refused_in_words(parts: dict[str, Any], words: str) -> None:

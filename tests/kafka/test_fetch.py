@@ -11,11 +11,12 @@ from streams.client import Client
 from streams.publiclog import PublicLog
 from tests.support.raw_server import whole
 from tests.support.system import KEY, System
-from tests.support.web import LOOPBACK, Web, serving
+from tests.support.web import LOOPBACK, Web, serving, slowly
 
 PROVIDERS = """
 [fetch]
 allow = ["{home}"]
+pace = {{ concurrency = 1 }}
 
 [fetch.secrets.site]
 secret = "env:SANDBOX_KEY"
@@ -57,7 +58,7 @@ async def test_F1_F4_F5_equal_fetches_are_made_once_and_a_rerun_makes_none(syste
         home = f"http://{LOOPBACK}:{web.port}"
         for number in range(5):
             said = json.dumps({"title": f"site {number}", "your key": KEY}).encode()
-            web.answers[f"/{number}"] = whole(said, "Content-Type: application/json")
+            web.answers[f"/{number}"] = slowly(whole(said, "Content-Type: application/json"), 0.05)
         system.providers.write_text(PROVIDERS.format(home=home))
         worker = system.worker("w1")
         async with Client(system.settings) as client:
@@ -79,6 +80,8 @@ async def test_F1_F4_F5_equal_fetches_are_made_once_and_a_rerun_makes_none(syste
                 [("GET", f"/{number}") for number in range(5)] + [("POST", f"/{number}/told") for number in range(5)]
             )
             assert {seen.headers.get("authorization") for seen in web.asked if seen.method == "GET"} == {f"Bearer {KEY}"}
+            # The pace of the lane is the operator's (G1).
+            assert web.busy_max == 1
             # Another worker, with nothing but the topics, and another play's revision: the receipts are all there.
             worker.kill()
             system.worker("w2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,17 @@ def test_a_play_with_a_fetch_survives_the_wire() -> None:
     sent = play(method="POST", body={"n": 1}, headers={"Authorization": {"secret": "crm"}, "X": "{{ row.id }}"})
     assert Play.model_validate_json(sent.model_dump_json()) == sent
     assert "tool" not in json.loads(sent.model_dump_json())["columns"][0]
+
+
+def test_the_examples_of_the_documentation_are_right() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "fetch.md").read_text()
+    columns, settings = (tomllib.loads(part.partition("```")[0]) for part in text.split("```toml")[1:])
+    documented = Providers.model_validate(settings)
+    compiled, faults = compile_play(Play.model_validate({"name": "p", **columns}), documented, "org")
+    assert faults == []
+    assert compiled is not None
+    assert (compiled.columns[0].tool, compiled.columns[0].extract) == ("fetch.post", "json.name")
+    assert documented.fetch.model_copy(update={"allow": (), "secrets": {}}) == Providers().fetch
 
 
 # --- the operator's part ---

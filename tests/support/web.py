@@ -55,6 +55,9 @@ class Web:
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     open_connections: int = 0
+    #: Requests under way, now and at most.
+    busy: int = 0
+    busy_max: int = 0
 
     def url(self, path: str = "/", *, host: str = "a.test") -> str:
         """A URL of this server under one of its names."""
@@ -147,6 +150,8 @@ async def serving(answers: Mapping[str, Answer | Sequence[Answer]] | None = None
                 asked = _asked(request)
                 web.asked.append(asked)
                 answer = answer_for(asked.path)
+                web.busy += 1
+                web.busy_max = max(web.busy_max, web.busy)
                 if isinstance(answer, bytes):
                     writer.write(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if asked.method == "HEAD" else answer)
                 else:
@@ -160,6 +165,7 @@ async def serving(answers: Mapping[str, Answer | Sequence[Answer]] | None = None
                     gone.cancel()
                     await asyncio.wait((gone,))
                     behaving.result()
+                web.busy -= 1
                 if writer.is_closing():
                     break
                 await writer.drain()
