@@ -10,12 +10,15 @@ import logging
 import time
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.providers import Providers
 from streams.errors import ConfigurationError
+from streams.tools.connections import Connections, NothingSent
+from streams.tools.dialing import Dialing
 from streams.tools.fetch import REDIRECTS_MAX, FetchCaller
 from streams.tools.port import Answered, CallMember, CallReport, Doubtful, NotDone, ProviderCall, Refused
 from streams.tools.routing import RoutedCaller
@@ -314,6 +317,16 @@ async def test_F4_a_name_with_an_address_inside_beside_its_public_one_is_refused
     assert fault.code == "unsafe_url"
     assert fault.message == f"fetch.get: {web.url()}: the name leads to an address that is private"
     assert (fetch.resolver.questions, web.asked, fetch.waits) == (["a.test"], [], [])
+
+
+async def test_F4_what_is_no_name_is_judged_where_its_socket_is_made() -> None:
+    """Below all checks of URLs: whatever one of them overlooks is still not dialled."""
+    async with serving() as web:
+        connections = Connections(headers={}, connections_max=1, tls=None, dialing=Dialing())
+        with pytest.raises(NothingSent, match="the address is loopback"):
+            await connections.send("GET", httpx.URL(web.url(host=LOOPBACK)), [], b"", 5.0)
+        await connections.aclose()
+    assert (web.asked, web.open_connections) == ([], 0)
 
 
 async def test_F4_an_allowed_origin_is_open_and_only_that() -> None:
