@@ -1,4 +1,4 @@
-"""Sends each call to the caller of its kind of tool, by what stands before the dot in the tool's name."""
+"""One caller of several: a call goes to the caller of its provider."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from streams.tools.port import Caller, CallReport, ProviderCall
 
 
 class RoutedCaller:
-    """The ``Caller`` made of several: ``routes`` by provider name, and ``default`` for all others."""
+    """A ``Caller`` by what stands before the first dot of a tool's name; ``default`` for all that no route is for."""
 
     def __init__(self, routes: Mapping[str, Caller], default: Caller) -> None:
-        self._routes = dict(routes)
+        self._routes = routes
         self._default = default
 
     async def call(self, call: ProviderCall) -> CallReport:
-        """Make one call and tell how it ended; see ``Caller``."""
+        """See ``Caller``."""
         return await self._routes.get(call.tool.partition(".")[0], self._default).call(call)
 
     async def close(self) -> None:
-        """Release the connections of all."""
-        for caller in (*self._routes.values(), self._default):
+        """Close every caller, once each."""
+        for caller in {id(caller): caller for caller in (*self._routes.values(), self._default)}.values():
             await caller.close()
