@@ -6,17 +6,55 @@ What a user writes; validated as a whole, with every fault named by its place in
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from schemas.events import Repeat
+from schemas.fetch import FETCH, METHODS, SAFE_METHODS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 #: ``env:NAME`` or ``file:/path``: where a worker finds a secret. The secret itself never stands in a file or an event.
 SecretReference = Annotated[str, StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 #: A path into JSON: ``result.items`` or ``result.items.0``; empty for the whole.
 Path = Annotated[str, StringConstraints(pattern=r"^$|^[^.\s]+(\.[^.\s]+)*$")]
+
+_http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
+_LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
+
+
+def _origin(text: str) -> str:
+    """``scheme://host:port``, as `origin_of` writes it, of a URL that is nothing but an origin."""
+    # The text is not repeated: where it is no origin, a secret may stand in it.
+    message = "no origin: expected for example https://api.example.com, without user, path and query"
+    try:
+        url = _http_url.validate_python(text)
+    except ValidationError as error:
+        raise ValueError(message) from error
+    if url.username or url.password or url.query is not None or url.fragment is not None or url.path not in (None, "/"):
+        raise ValueError(message)
+    return origin_of(url.scheme, url.host or "", url.port or 0)
+
+
+def origin_of(scheme: str, host: str, port: int) -> str:
+    """The one text of an origin, for comparing; the port is always named."""
+    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}".lower()
+
+
+#: Where a server is reached: scheme, host and port.
+Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class _Model(BaseModel):
@@ -119,18 +157,73 @@ class Provider(_Model):
         return self
 
 
+class FetchSecret(_Model):
+    """A secret that plays may put into a header of a ``fetch``, and the only origins that it goes to (F5)."""
+
+    secret: SecretReference
+    origins: tuple[Origin, ...] = Field(min_length=1)
+    #: The account that the secret belongs to; part of the receipts' identity, unlike the secret (K3).
+    account: str | None = Field(default=None, min_length=1)
+
+
+class FetchSettings(_Model):
+    """What an operator allows and forbids the column kind ``fetch``."""
+
+    #: Origins beyond the public internet, as ``http://10.0.0.5:8080``; everything else there is refused (F4).
+    allow: tuple[Origin, ...] = ()
+    secrets: dict[Name, FetchSecret] = Field(default_factory=dict)
+    #: For all fetches of an organisation together, whichever servers they go to.
+    pace: Pace = Pace(requests_per_second=50, burst=10, concurrency=32)
+    #: Limits of a request: until its headers are there, from then until its body is, and of all with tries and redirects (F2).
+    headers_seconds: float = Field(default=30.0, gt=0, le=600)
+    body_seconds: float = Field(default=30.0, gt=0, le=600)
+    total_seconds: float = Field(default=120.0, gt=0, le=600)
+    #: Largest body that is kept, once decoded; a receipt has 8 MB in all.
+    body_bytes_max: int = Field(default=2 << 20, ge=1, le=5 << 20)
+
+    @model_validator(mode="after")
+    def _secrets_stay_private(self) -> Self:
+        for name, entry in self.secrets.items():
+            for origin in entry.origins:
+                if not (origin.startswith("https:") or origin in self.allow or _LOOPBACK.match(origin)):
+                    raise ValueError(
+                        f"secret {name!r} may not go to {origin}: secrets are sent over TLS; use https, or put it into allow"
+                    )
+        return self
+
+
 class Providers(_Model):
-    """The whole file: providers by name."""
+    """The whole file: providers by name, and what ``fetch`` may do."""
 
     providers: dict[Name, Provider] = Field(default_factory=dict)
+    fetch: FetchSettings = FetchSettings()
+
+    @field_validator("providers")
+    @classmethod
+    def _no_name_is_taken(cls, providers: dict[str, Provider]) -> dict[str, Provider]:
+        if FETCH in providers:
+            raise ValueError(f"{FETCH!r} is the name of the built-in column kind; give this provider another name")
+        return providers
+
+    @cached_property
+    def _fetch(self) -> Provider:
+        # To lanes, calls and receipts a fetch is a provider like any other; its address is never dialled.
+        tools = {
+            method.lower(): Tool(path="/", repeat=Repeat.FREELY if method in SAFE_METHODS else Repeat.NEVER) for method in METHODS
+        }
+        return Provider(base_url=HttpUrl("https://fetch.invalid"), idempotency_header=None, pace=self.fetch.pace, tools=tools)
+
+    def provider(self, name: str) -> Provider | None:
+        """The provider of a lane or tool, the built-in one included, or ``None``."""
+        return self._fetch if name == FETCH else self.providers.get(name)
 
     def tool(self, name: str) -> tuple[Provider, Tool] | None:
         """Provider and tool of ``provider.tool``, or ``None``."""
         provider_name, _, tool_name = name.partition(".")
-        provider = self.providers.get(provider_name)
+        provider = self.provider(provider_name)
         tool = None if provider is None else provider.tools.get(tool_name)
         return None if provider is None or tool is None else (provider, tool)
 
     def tool_names(self) -> list[str]:
-        """All names that a play may use."""
+        """All names that a play may use as ``tool``."""
         return [f"{provider}.{tool}" for provider, entry in self.providers.items() for tool in entry.tools]

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Mapping
 
+from schemas.fetch import FETCH
 from schemas.providers import Providers
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
@@ -20,8 +21,10 @@ from streams.dispatcher import Dispatcher
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
+from streams.tools.fetch import FetchCaller
 from streams.tools.http import HttpCaller
 from streams.tools.port import Caller
+from streams.tools.routing import RoutedCaller
 from streams.userfiles import load_providers
 from streams.worker import Worker
 
@@ -69,12 +72,14 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
 def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
     """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
     providers = Providers() if settings.providers is None else load_providers(settings.providers)
-    caller = HttpCaller(
+    http = HttpCaller(
         providers,
         environment=environment,
         response_bytes_max=settings.response_bytes_max,
         call_seconds=settings.call_seconds,
     )
+    fetch = FetchCaller(providers, environment=environment, call_seconds=settings.call_seconds)
+    caller = RoutedCaller({FETCH: fetch}, default=http)
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import typer
 
+from schemas.fetch import FETCH
 from schemas.providers import Provider, Providers
 from streams.broker import topics
 from streams.cli.options import options_of
@@ -94,11 +95,11 @@ def _providers(settings: Settings, environment: Mapping[str, str]) -> Iterator[F
         yield Finding("providers", str(error), error.exit_code)
         return
     yield Finding("providers", f"{path}: {', '.join(providers.tool_names()) or 'no tools'}")
-    faults = secret_faults(providers, path, environment, list(providers.providers))
+    faults = secret_faults(providers, path, environment, [*providers.providers, FETCH])
     for fault in faults:
         yield Finding("secrets", fault, ConfigurationError.exit_code)
     if not faults:
-        asked = sum(provider.auth is not None for provider in providers.providers.values())
+        asked = sum(provider.auth is not None for provider in providers.providers.values()) + len(providers.fetch.secrets)
         yield Finding("secrets", f"{asked} set")
     yield from asyncio.run(_dial_all(providers))
 

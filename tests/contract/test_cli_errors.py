@@ -183,7 +183,7 @@ def test_a_template_that_cannot_be_read_is_named_by_its_place(submit: Submit, te
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('tool = "acme.score"', "", "play.toml: columns.1.tool: Field required"),
+        ('tool = "acme.score"', "", "play.toml: columns.1: column 'score' has neither tool nor fetch"),
         ('key = ["id"]', 'keys = ["id"]', "play.toml: keys: Extra inputs are not permitted"),
         ('name = "score"', 'name = "check"', "play.toml: column names appear twice: check"),
         ('name = "contacts"', "name = ", "play.toml: not TOML: Invalid value (at line 2, column 8)"),
