@@ -11,6 +11,7 @@ from schemas.canonical import UncanonicalValue, canonical
 from schemas.events import CompiledColumn, CompiledPlay
 from schemas.plays import Play
 from schemas.providers import Provider, Providers, Tool
+from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
 
 
@@ -51,7 +52,7 @@ def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPl
             faults.append(f"{place}.input{error.path[1:]}: {error.reason}")
             continue
         provider, tool = found
-        columns.append(_bound(play, column.name, column.needs, column.extract, template, column.tool, provider, tool, org))
+        columns.append(_bound(play, column.name, column.needs, extraction_of(column), template, column.tool, provider, tool, org))
     if faults:
         return None, faults
     return (

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import msgspec
 
 from schemas import address
-from schemas.canonical import UncanonicalValue, canonical, dump_json, parse_json
+from schemas.canonical import UncanonicalValue, canonical, parse_json
 from schemas.commands import CountersDue, RecoveryEnded
 from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import (
@@ -48,8 +48,9 @@ from schemas.states import (
     record_key,
 )
 from streams.engine.cells import addresser, call_of, cell_of, lane_partition, renderer, tasks_of
+from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records, Wake
-from streams.engine.program import MissingField, look_up
+from streams.engine.program import MissingField
 from streams.engine.sheet import published
 
 #: Counters are published at most this often while rows are open.
@@ -294,7 +295,7 @@ class RowsEngine:
         return True
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:
-        return output if column.extract is None else dump_json(look_up(parse_json(output), column.extract))
+        return output if column.extract is None else extracted(output, column.extract)
 
     def _settle(self, turn: _Turn, run: str, share: RunShare, task: Task, status: RowStatus) -> None:
         """A row needs nothing more: count it, and write it to the sheet."""
