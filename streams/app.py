@@ -22,6 +22,8 @@ from streams.outbox import EventPublisher
 from streams.settings import Settings
 from streams.tools.http import HttpCaller
 from streams.tools.port import Caller
+from streams.tools.python import PythonCaller
+from streams.tools.routing import RoutedCaller
 from streams.userfiles import load_providers
 from streams.worker import Worker
 
@@ -66,15 +68,22 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
     return worker
 
 
-def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
-    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
-    providers = Providers() if settings.providers is None else load_providers(settings.providers)
-    caller = HttpCaller(
+def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:
+    """What calls all tools of a providers file. Raises ``ConfigurationError`` for what could not be called."""
+    http = HttpCaller(
         providers,
         environment=environment,
         response_bytes_max=settings.response_bytes_max,
         call_seconds=settings.call_seconds,
     )
+    python = PythonCaller(providers, environment=environment, call_seconds=settings.call_seconds)
+    return RoutedCaller(dict.fromkeys(python.providers, python), default=http)
+
+
+def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
+    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
+    providers = Providers() if settings.providers is None else load_providers(settings.providers)
+    caller = build_caller(settings, providers, environment)
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)

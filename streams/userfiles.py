@@ -59,13 +59,11 @@ def secret_faults(providers: Providers, path: Path, environment: Mapping[str, st
     """What is wrong with the secrets of these providers, never the secrets themselves."""
     faults = []
     for name in names:
-        auth = providers.providers[name].auth
-        if auth is None:
-            continue
-        try:
-            resolve(auth.secret, environment)
-        except ConfigurationError as error:
-            faults.append(f"{path}: providers.{name}.auth.secret: {error}")
+        for place, reference in providers.providers[name].secret_references().items():
+            try:
+                resolve(reference, environment)
+            except ConfigurationError as error:
+                faults.append(f"{path}: providers.{name}.{place}: {error}")
     return faults
 
 

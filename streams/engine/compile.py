@@ -10,7 +10,7 @@ from schemas import address
 from schemas.canonical import UncanonicalValue, canonical
 from schemas.events import CompiledColumn, CompiledPlay
 from schemas.plays import Play
-from schemas.providers import Provider, Providers, Tool
+from schemas.providers import AnyProvider, AnyTool, Providers, PythonProvider
 from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
 
@@ -20,8 +20,13 @@ def lane_of(org: str, provider: str) -> str:
     return f"{org}/{provider}"
 
 
-def scope_of(name: str, provider: Provider) -> str:
+def scope_of(name: str, provider: AnyProvider) -> str:
     """Auth-scope digest of a provider's tools (K3)."""
+    if isinstance(provider, PythonProvider):
+        references = ",".join(f"{place}={reference}" for place, reference in sorted(provider.secret_references().items()))
+        return address.auth_scope_digest(
+            provider=name, base_url=provider.url, secret_reference=references or None, account=provider.account
+        )
     auth = provider.auth
     return address.auth_scope_digest(
         provider=name,
@@ -74,8 +79,8 @@ def _bound(
     extract: str | None,
     template: str,
     tool_name: str,
-    provider: Provider,
-    tool: Tool,
+    provider: AnyProvider,
+    tool: AnyTool,
     org: str,
 ) -> CompiledColumn:
     provider_name = tool_name.partition(".")[0]

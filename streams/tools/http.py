@@ -130,6 +130,8 @@ class HttpCaller:
         self._connections: list[Connections] = []
         self._tools: dict[str, _Tool] = {}
         for provider_name, provider in providers.providers.items():
+            if not isinstance(provider, Provider):
+                continue
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
             headers = _fixed_headers(provider_name, provider, secrets)

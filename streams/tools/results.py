@@ -107,7 +107,7 @@ def _bad_input(message: str) -> Refused:
 def single_outcome(body: bytes, result: Steps) -> MemberOutcome:
     """The outcome of a call for one: what stands at ``result``; ``null`` for an empty body or where the path leads nowhere."""
     answer = _parsed(body)
-    return answer if isinstance(answer, Doubtful) else _output(value_at(answer, result))
+    return answer if isinstance(answer, Doubtful) else output_of(value_at(answer, result))
 
 
 def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tuple[MemberOutcome, ...]:
@@ -132,9 +132,14 @@ def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tupl
     if form.match_key is not None:
         return _by_key(form, form.match_key, members, items)
     if len(items) != len(members):
-        message = f"{len(items)} results for {len(members)} inputs, matched by position: which are whose cannot be told"
-        return (Doubtful(Fault("results_mismatch", message)),) * len(members)
+        return mismatched(len(items), len(members))
     return tuple(_member_outcome(form, item) for item in items)
+
+
+def mismatched(results: int, inputs: int) -> tuple[MemberOutcome, ...]:
+    """What all inputs get where results come by position, and not as many as inputs."""
+    message = f"{results} results for {inputs} inputs, matched by position: which are whose cannot be told"
+    return (Doubtful(Fault("results_mismatch", message)),) * inputs
 
 
 def _by_key(form: BatchForm, match_key: str, members: tuple[CallMember, ...], items: list[JsonValue]) -> tuple[MemberOutcome, ...]:
@@ -160,7 +165,7 @@ def _by_key(form: BatchForm, match_key: str, members: tuple[CallMember, ...], it
 def _member_outcome(form: BatchForm, item: JsonValue) -> MemberOutcome:
     error = item.get(form.error_field) if isinstance(item, dict) else None
     if not error:  # many providers send null, false or "" with what went well
-        return _output(value_at(item, steps_of(form.result)))
+        return output_of(value_at(item, steps_of(form.result)))
     if isinstance(error, dict) and error.get("retryable") is True:
         return NotDone(Fault("item_error", _error_text(error), repairable=True))
     return Refused(Fault("item_error", _error_text(error)))
@@ -192,7 +197,8 @@ def _parsed(body: bytes) -> JsonValue | Doubtful:
         return Doubtful(Fault("bad_response", f"the answer is not JSON ({error}): {_text(body)}"))
 
 
-def _output(value: JsonValue) -> Answered | Doubtful:
+def output_of(value: JsonValue) -> Answered | Doubtful:
+    """The outcome with a value as its output; doubtful where no receipt could keep it."""
     try:
         output = dump_json(value)
         if len(output) > OUTPUT_BYTES_MAX:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from schemas.providers import Providers
+from schemas.providers import Provider, Providers
 from streams.errors import ConfigurationError
 
 #: A provider's own words in a message: enough to understand, too little to fill a log.
 EXCERPT_CHARACTERS: Final = 200
+#: A shorter secret is found in answers by chance.
+SECRET_CHARACTERS_MIN: Final = 8
 _HIDDEN: Final = "[secret]"
 
 
@@ -53,12 +55,18 @@ def _read(reference: str, path: Path) -> str:
 
 
 def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[str, str]:
-    """The secrets of all providers that have one, by the provider's name; raises ``ConfigurationError`` as `resolve` does."""
+    """The secrets of all HTTP providers that have one, by the provider's name; raises ``ConfigurationError`` as `resolve` does."""
     return {
         name: resolve(provider.auth.secret, environment)
         for name, provider in providers.providers.items()
-        if provider.auth is not None
+        if isinstance(provider, Provider) and provider.auth is not None
     }
+
+
+def carries(output: bytes, secrets: Iterable[str]) -> bool:
+    """Whether a secret stands in exact JSON (R10). Short ones are not looked for: they are in everything."""
+    spelled = (json.dumps(secret)[1:-1].encode() for secret in secrets if len(secret) >= SECRET_CHARACTERS_MIN)
+    return any(secret in output for secret in spelled)
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
