@@ -25,8 +25,8 @@ from streams.errors import ConfigurationError
 from streams.tools import port
 from streams.tools.entrypoints import Function, Functions, functions_of
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, ProviderCall
-from streams.tools.results import NO_RESULT, mismatched, output_of
-from streams.tools.secrets import carries, excerpt, resolve
+from streams.tools.results import NO_RESULT, mismatched, output_of, withheld
+from streams.tools.secrets import excerpt, resolve
 
 #: How long a function whose time is over, or whose worker stops, may take to end: what it still says is heard.
 END_SECONDS: Final = 1.0
@@ -299,9 +299,10 @@ def _told(tool: _Tool, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutco
 
     def told(outcome: MemberOutcome) -> MemberOutcome:
         if isinstance(outcome, Answered):
-            if not carries(outcome.output, secrets):
+            unkept = withheld(outcome.output, secrets)
+            if unkept is None:
                 return outcome
-            outcome = Doubtful(Fault("secret_in_output", "the result carries a secret, which no receipt may keep"))
+            outcome = unkept
         fault = outcome.fault
         told = Fault(excerpt(fault.code, secrets), f"{tool.name}: {excerpt(fault.message, secrets)}", fault.repairable)
         return msgspec.structs.replace(outcome, fault=told)

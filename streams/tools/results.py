@@ -6,6 +6,7 @@ the provider's own words; whoever makes them public hides secrets and cuts them 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -16,6 +17,7 @@ from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
+from streams.tools.secrets import carries
 
 #: A path into JSON as its steps; empty for the whole.
 Steps: TypeAlias = tuple[str, ...]
@@ -134,6 +136,11 @@ def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tupl
     if len(items) != len(members):
         return mismatched(len(items), len(members))
     return tuple(_member_outcome(form, item) for item in items)
+
+
+def withheld(output: bytes, secrets: Iterable[str]) -> Doubtful | None:
+    """What becomes of an output that carries a secret, which no receipt may keep (R10); ``None`` for any other."""
+    return Doubtful(Fault("secret_in_output", "the result carries a secret")) if carries(output, secrets) else None
 
 
 def mismatched(results: int, inputs: int) -> tuple[MemberOutcome, ...]:

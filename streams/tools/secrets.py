@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -65,8 +66,12 @@ def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[st
 
 def carries(output: bytes, secrets: Iterable[str]) -> bool:
     """Whether a secret stands in exact JSON (R10). Short ones are not looked for: they are in everything."""
-    spelled = (json.dumps(secret)[1:-1].encode() for secret in secrets if len(secret) >= SECRET_CHARACTERS_MIN)
-    return any(secret in output for secret in spelled)
+    return any(_in_json(secret) in output for secret in secrets if len(secret) >= SECRET_CHARACTERS_MIN)
+
+
+@lru_cache(maxsize=256)
+def _in_json(secret: str) -> bytes:
+    return json.dumps(secret)[1:-1].encode()
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
