@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from schemas.events import Ambiguous, Failed, Repeat, Retry
 from schemas.providers import Providers
 from streams.app import build_caller, run_worker
 from streams.calls import outcome_of
-from streams.engine.compile import scope_of
 from streams.errors import ConfigurationError
 from streams.settings import Settings
 from streams.tools import port
@@ -513,47 +511,6 @@ def test_a_missing_secret_is_named_with_its_place_and_the_worker_does_not_start(
     file.write_text(file.read_text().replace(":lookup", ":absent"))
     with pytest.raises(ConfigurationError, match=r"providers\.acme\.tools\.lookup\.entry_point"):
         run_worker(Settings(broker="127.0.0.1:1", data=tmp_path, providers=file), {"KEY": SECRET})
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"kind": "perl"}, "providers.acme: kind is 'perl'; known are http, python"),
-        ({"kind": ["python"]}, "providers.acme: kind is ['python']"),
-        ({"base_url": "http://127.0.0.1"}, "providers.acme.base_url: Extra inputs"),
-        ({"account": None, "secrets": {}}, "providers.acme: names neither account nor secrets"),
-        ({"secrets": {"api_key": "hunter2"}}, "providers.acme.secrets.api_key: "),
-        ({"tools": {"t": {"entry_point": "a b:c"}}}, "providers.acme.tools.t.entry_point: "),
-        ({"tools": {"t": {"entry_point": "m:f", "path": "/"}}}, "providers.acme.tools.t.path: Extra inputs"),
-        ({"tools": {"t": {"entry_point": "m:f", "batch": {"size_max": 5}}}}, "providers.acme.tools.t.batch.entry_point: "),
-    ],
-)
-def test_a_providers_file_names_the_place_of_what_is_wrong(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    described = {"kind": "python", "account": "a", "tools": {"t": {"entry_point": "m:f"}}} | change
-    with pytest.raises(ValidationError) as caught:
-        Providers.model_validate({"providers": {"acme": described}})
-    told = ["{}: {}".format(".".join(map(str, fault["loc"])), fault["msg"]) for fault in caught.value.errors()]
-    assert words in told[0].replace("Value error, ", "")
-    assert len(told) == 1
-
-
-def test_K3_receipts_belong_to_account_and_references_and_not_to_the_function() -> None:
-    def scope(**provider: Any) -> str:
-        tool = {"entry_point": provider.pop("entry_point", "m:f")}
-        [of] = providers_of(provider=provider, **tool).providers.values()
-        return scope_of("acme", of)
-
-    same = scope()
-    assert same == scope(entry_point="m:g") == scope(pace={"concurrency": 9})
-    others = [
-        scope(account="other"),
-        scope(account=None),
-        scope(secrets={}),
-        scope(secrets={"api_key": "env:OTHER"}),
-        scope(secrets={"key": "env:KEY"}),
-        scope(secrets={"api_key": "env:KEY", "second": "env:B"}),
-    ]
-    assert len({same, *others}) == 7
 
 
 # --- beside HTTP ---
