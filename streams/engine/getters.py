@@ -21,8 +21,8 @@ _Reader: TypeAlias = Callable[[Any], JsonValue]
 #: What to do with an address, by what is known of it.
 VERDICTS: Final = {"valid": "send", "invalid": "drop", "catch_all": "verify_next", "unknown": "hold"}
 
-#: How verification services spell a status; what is not here is unknown, never valid.
-_SPELLINGS: Final = {
+#: How verification services spell a status; what is not here is unknown, never valid. Fixed: see ``GETTERS``.
+_BY_STATUS: Final = {
     "valid": "valid ok deliverable verified good safe safe_to_send true",
     "invalid": (
         "invalid undeliverable bad bounce bounced hard_bounce rejected disposable spamtrap spam_trap abuse do_not_mail "
@@ -30,7 +30,7 @@ _SPELLINGS: Final = {
     ),
     "catch_all": "catch_all catchall accept_all acceptall accepts_all valid_catch_all ok_for_all deliverable_catch_all",
 }
-_STATUS: Final = {spelling: status for status, spellings in _SPELLINGS.items() for spelling in spellings.split()}
+SPELLINGS: Final = {spelling: status for status, spellings in _BY_STATUS.items() for spelling in spellings.split()}
 #: Where services put the status, and their own flag for a domain that accepts everything; the first that is there counts.
 _STATUS_FIELDS: Final = (
     *("email_status", "verification_status", "status", "result", "verdict", "deliverability", "state"),
@@ -51,7 +51,7 @@ def extraction_of(column: Column) -> str | None:
         return column.extract
     program: dict[str, Any] = {"extract": column.extract}
     if column.getter is not None:
-        program |= {"getter": column.getter.name, "paths": column.getter.paths}
+        program |= {"getter": _NEWEST[column.getter.name], "paths": column.getter.paths}
     return canonical(program).decode()
 
 
@@ -100,7 +100,7 @@ def email_status(value: JsonValue, paths: Paths) -> JsonValue:
 def _status(raw: JsonValue) -> str:
     if isinstance(raw, bool):
         return "valid" if raw else "invalid"
-    return _STATUS.get(_SEPARATORS.sub("_", raw.strip().lower()), "unknown") if isinstance(raw, str) else "unknown"
+    return SPELLINGS.get(_SEPARATORS.sub("_", raw.strip().lower()), "unknown") if isinstance(raw, str) else "unknown"
 
 
 def _found(value: JsonValue, path: str | None, names: tuple[str, ...]) -> JsonValue:
@@ -146,9 +146,13 @@ def text(value: JsonValue, _paths: Paths) -> JsonValue:
     return dump_json(value).decode() if isinstance(value, bool | int | float) else None
 
 
+#: By name and version. A run keeps the version that it was accepted with, or a replay would not give its cells: a getter that is
+#: to read otherwise, be it by one more spelling, is added as a new version.
 GETTERS: Final[Mapping[str, Callable[[JsonValue, Paths], JsonValue]]] = {
-    "email_status": email_status,
-    "boolean": boolean,
-    "number": number,
-    "text": text,
+    "email_status/1": email_status,
+    "boolean/1": boolean,
+    "number/1": number,
+    "text/1": text,
 }
+#: The version that runs get from now on, by name.
+_NEWEST: Final = {name.partition("/")[0]: name for name in GETTERS}

@@ -63,3 +63,13 @@ async def test_U1_a_python_tool_is_paid_once_for_equal_asks_runs_and_lost_answer
     assert repeated.counts is not None
     assert repeated.counts.unknown == 2
     assert bill(paid) == once
+
+
+async def test_a_worker_whose_tool_is_missing_ends_with_78_and_names_it(system: System) -> None:
+    (system.folder / "bill.secret").write_text("nowhere")
+    text = PROVIDERS.format(reference=system.folder / "bill.secret")
+    system.providers.write_text(text.replace("python_tools:checks", "python_tools:cheques"))
+    worker = system.worker()
+    assert worker.wait() == 78
+    place = "providers.acme.tools.checks.batch.entry_point: 'tests.support.python_tools:cheques' cannot be loaded: AttributeError"
+    assert place in worker.text()

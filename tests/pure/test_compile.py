@@ -64,7 +64,7 @@ def test_P9_what_a_column_extracts_is_bound_as_one_text() -> None:
     assert found == []
     assert bound is not None
     assert bound.columns[0].extract == '{"extract":{"a":"y.0","b":"x"}}'
-    assert bound.columns[1].extract == '{"extract":"x","getter":"number","paths":{}}'
+    assert bound.columns[1].extract == '{"extract":"x","getter":"number/1","paths":{}}'
 
 
 def test_a_template_is_kept_as_canonical_json() -> None:

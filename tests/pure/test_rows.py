@@ -258,7 +258,7 @@ def test_C6_the_cell_is_what_the_extraction_says_and_the_next_column_sees_it() -
 
 def test_P9_a_getter_makes_the_cell_and_the_next_column_sees_what_it_made() -> None:
     table = rows_table()
-    read = '{"extract":"data","getter":"email_status","paths":{}}'
+    read = '{"extract":"data","getter":"email_status/1","paths":{}}'
     of = play(column("first", extract=read), column("second", {"y": "{{ row.first.verdict }}"}))
     answered = answer(ask(table.given(opened(of=of), added(row(0)))), {"data": {"status": "ok", "catch_all": True}})
     assert ask(table.given(answered)).input == b'{"y":"verify_next"}'
