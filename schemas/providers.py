@@ -1,4 +1,4 @@
-"""A providers file: HTTP providers and their tools, described in TOML, so that adding one needs no code.
+"""A providers file: providers and their tools, described in TOML, so that adding one over HTTP needs no code.
 
 What a user writes; validated as a whole, with every fault named by its place in the file. Secrets stand here by reference only.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     HttpUrl,
@@ -30,6 +31,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 SecretReference = Annotated[str, StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 #: A path into JSON: ``result.items`` or ``result.items.0``; empty for the whole.
 Path = Annotated[str, StringConstraints(pattern=r"^$|^[^.\s]+(\.[^.\s]+)*$")]
+#: A name in the entry-point group ``paidonce.tools``, or ``package.module:function``.
+EntryPoint = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+]
 
 _http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
 _LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
@@ -107,26 +112,32 @@ class Price(_Model):
     currency: str = "USD"
 
 
-class Tool(_Model):
-    """One operation of a provider."""
+class _Terms(_Model):
+    """What every tool states, however it is called."""
 
-    method: Literal["GET", "POST", "PUT", "PATCH"] = "POST"
-    path: str
     version: str = "1"
     #: How the tool may be called again after an answer was lost (U1).
     repeat: Repeat = Repeat.NEVER
-    #: Path of the output in the answer; empty for the whole answer.
-    result: Path = ""
-    batch: BatchForm | None = None
     price: Price = Price()
     timeout_seconds: float = Field(default=60.0, gt=0)
     #: Whether equal asks of different plays share one receipt (K1).
     shared: bool = True
 
 
-class Provider(_Model):
-    """One provider: where it is, how it is paid and paced, and what it offers."""
+class Tool(_Terms):
+    """One operation of a provider over HTTP."""
 
+    method: Literal["GET", "POST", "PUT", "PATCH"] = "POST"
+    path: str
+    #: Path of the output in the answer; empty for the whole answer.
+    result: Path = ""
+    batch: BatchForm | None = None
+
+
+class Provider(_Model):
+    """One provider over HTTP: where it is, how it is paid and paced, and what it offers."""
+
+    kind: Literal["http"] = "http"
     base_url: HttpUrl
     auth: Auth | None = None
     idempotency_header: str | None = "Idempotency-Key"
@@ -138,6 +149,10 @@ class Provider(_Model):
     def url(self) -> str:
         """The base URL without a slash at its end."""
         return str(self.base_url).rstrip("/")
+
+    def secret_references(self) -> dict[str, str]:
+        """References of its secrets, by their place in its description."""
+        return {} if self.auth is None else {"auth.secret": self.auth.secret}
 
     @field_validator("base_url")
     @classmethod
@@ -192,15 +207,77 @@ class FetchSettings(_Model):
         return self
 
 
+class PythonBatch(_Model):
+    """The function that takes many inputs at once, and how its results are told apart (B4)."""
+
+    entry_point: EntryPoint
+    size_max: int = Field(ge=2, le=10_000)
+    window_ms: int = Field(default=250, ge=0, le=60_000)
+    #: Results are a list in the order of the inputs, or a mapping by the inputs' keys.
+    match: Literal["position", "key"] = "position"
+
+
+class PythonTool(_Terms):
+    """One operation as an async function. Which function it is, is no part of a receipt's identity: ``version`` is."""
+
+    entry_point: EntryPoint
+    batch: PythonBatch | None = None
+
+
+class PythonProvider(_Model):
+    """A provider that is called by async Python functions in the worker's process."""
+
+    kind: Literal["python"]
+    #: Who pays at the provider; part of the receipts' identity (K3).
+    account: str | None = Field(default=None, min_length=1)
+    #: What the functions are given, by name; references here, as everywhere.
+    secrets: dict[Name, SecretReference] = Field(default_factory=dict)
+    pace: Pace = Pace()
+    tools: dict[Name, PythonTool] = Field(min_length=1)
+
+    @property
+    def url(self) -> str:
+        """What stands for a base URL in the receipts' identity: where a function sends its requests is its own matter."""
+        return "python://"
+
+    def secret_references(self) -> dict[str, str]:
+        """References of its secrets, by their place in its description."""
+        return {f"secrets.{name}": reference for name, reference in self.secrets.items()}
+
+    @model_validator(mode="after")
+    def _payer_is_known(self) -> Self:
+        # A function may find credentials by itself. Receipts of accounts that nobody named would be shared between them (K3).
+        if self.account is None and not self.secrets:
+            raise ValueError('names neither account nor secrets; where no credentials are needed, say account = "anonymous"')
+        return self
+
+
+_KINDS: Final[dict[str, type[Provider] | type[PythonProvider]]] = {"http": Provider, "python": PythonProvider}
+
+
+def _by_kind(value: object) -> object:
+    """Read a provider by its ``kind``. A tagged union would put the tag into the place that a fault is reported at."""
+    if isinstance(value, Provider | PythonProvider):
+        return value
+    kind = value.get("kind", "http") if isinstance(value, dict) else "http"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"kind is {kind!r}; known are {', '.join(_KINDS)}")
+    return _KINDS[kind].model_validate(value)
+
+
+AnyProvider: TypeAlias = Provider | PythonProvider
+AnyTool: TypeAlias = Tool | PythonTool
+
+
 class Providers(_Model):
     """The whole file: providers by name, and what ``fetch`` may do."""
 
-    providers: dict[Name, Provider] = Field(default_factory=dict)
+    providers: dict[Name, Annotated[AnyProvider, BeforeValidator(_by_kind)]] = Field(default_factory=dict)
     fetch: FetchSettings = FetchSettings()
 
     @field_validator("providers")
     @classmethod
-    def _no_name_is_taken(cls, providers: dict[str, Provider]) -> dict[str, Provider]:
+    def _no_name_is_taken(cls, providers: dict[str, AnyProvider]) -> dict[str, AnyProvider]:
         if FETCH in providers:
             raise ValueError(f"{FETCH!r} is the name of the built-in column kind; give this provider another name")
         return providers
@@ -213,11 +290,11 @@ class Providers(_Model):
         }
         return Provider(base_url=HttpUrl("https://fetch.invalid"), idempotency_header=None, pace=self.fetch.pace, tools=tools)
 
-    def provider(self, name: str) -> Provider | None:
+    def provider(self, name: str) -> AnyProvider | None:
         """The provider of a lane or tool, the built-in one included, or ``None``."""
         return self._fetch if name == FETCH else self.providers.get(name)
 
-    def tool(self, name: str) -> tuple[Provider, Tool] | None:
+    def tool(self, name: str) -> tuple[AnyProvider, AnyTool] | None:
         """Provider and tool of ``provider.tool``, or ``None``."""
         provider_name, _, tool_name = name.partition(".")
         provider = self.provider(provider_name)

@@ -24,6 +24,7 @@ from streams.settings import Settings
 from streams.tools.fetch import FetchCaller
 from streams.tools.http import HttpCaller
 from streams.tools.port import Caller
+from streams.tools.python import PythonCaller
 from streams.tools.routing import RoutedCaller
 from streams.userfiles import load_providers
 from streams.worker import Worker
@@ -61,7 +62,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
         settings,
         providers,
         caller,
-        EventPublisher(settings.connection(), settings.topic_prefix),
+        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.hand_over),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
         checkpoint=checkpoint,
@@ -69,9 +70,8 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
     return worker
 
 
-def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
-    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
-    providers = Providers() if settings.providers is None else load_providers(settings.providers)
+def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:
+    """What calls all tools of a providers file. Raises ``ConfigurationError`` for what could not be called."""
     http = HttpCaller(
         providers,
         environment=environment,
@@ -79,7 +79,14 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
         call_seconds=settings.call_seconds,
     )
     fetch = FetchCaller(providers, environment=environment, call_seconds=settings.call_seconds)
-    caller = RoutedCaller({FETCH: fetch}, default=http)
+    python = PythonCaller(providers, environment=environment, call_seconds=settings.call_seconds)
+    return RoutedCaller({FETCH: fetch, **dict.fromkeys(python.providers, python)}, default=http)
+
+
+def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
+    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
+    providers = Providers() if settings.providers is None else load_providers(settings.providers)
+    caller = build_caller(settings, providers, environment)
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)

@@ -64,16 +64,16 @@ def secret_faults(providers: Providers, path: Path, environment: Mapping[str, st
             try:
                 resolve(reference, environment)
             except ConfigurationError as error:
-                faults.append(f"{path}: {place}.secret: {error}")
+                faults.append(f"{path}: {place}: {error}")
     return faults
 
 
 def _references(providers: Providers, name: str) -> dict[str, str]:
     """Where secrets of a provider stand in the file, and what they refer to."""
     if name == FETCH:
-        return {f"fetch.secrets.{secret}": entry.secret for secret, entry in providers.fetch.secrets.items()}
-    auth = providers.providers[name].auth
-    return {} if auth is None else {f"providers.{name}.auth": auth.secret}
+        return {f"fetch.secrets.{secret}.secret": entry.secret for secret, entry in providers.fetch.secrets.items()}
+    references = providers.providers[name].secret_references()
+    return {f"providers.{name}.{place}": reference for place, reference in references.items()}
 
 
 class _BadFile(ValueError):

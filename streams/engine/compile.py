@@ -13,7 +13,8 @@ from schemas.canonical import UncanonicalValue, canonical
 from schemas.events import CompiledColumn, CompiledPlay
 from schemas.fetch import FETCH, Fetch
 from schemas.plays import Play
-from schemas.providers import FetchSettings, Provider, Providers, Tool
+from schemas.providers import AnyProvider, AnyTool, FetchSettings, Providers, PythonProvider
+from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
 
 
@@ -22,8 +23,13 @@ def lane_of(org: str, provider: str) -> str:
     return f"{org}/{provider}"
 
 
-def scope_of(name: str, provider: Provider) -> str:
+def scope_of(name: str, provider: AnyProvider) -> str:
     """Auth-scope digest of a provider's tools (K3)."""
+    if isinstance(provider, PythonProvider):
+        references = ",".join(f"{place}={reference}" for place, reference in sorted(provider.secret_references().items()))
+        return address.auth_scope_digest(
+            provider=name, base_url=provider.url, secret_reference=references or None, account=provider.account
+        )
     auth = provider.auth
     return address.auth_scope_digest(
         provider=name,
@@ -80,7 +86,8 @@ def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPl
             faults.append(f"{place}.{column.input_field}{error.path[1:]}: {error.reason}")
             continue
         provider, tool = found
-        bound = _bound(play, column.name, column.needs, column.extract, template, column.tool_name, provider, tool, org)
+        extract = extraction_of(column)
+        bound = _bound(play, column.name, column.needs, extract, template, column.tool_name, provider, tool, org)
         if column.fetch is not None:
             bound = msgspec.structs.replace(bound, scope=fetch_scope(column.fetch, providers.fetch))
         columns.append(bound)
@@ -105,8 +112,8 @@ def _bound(
     extract: str | None,
     template: str,
     tool_name: str,
-    provider: Provider,
-    tool: Tool,
+    provider: AnyProvider,
+    tool: AnyTool,
     org: str,
 ) -> CompiledColumn:
     provider_name = tool_name.partition(".")[0]

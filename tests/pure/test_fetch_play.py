@@ -15,7 +15,7 @@ from schemas.events import CompiledColumn, Repeat
 from schemas.fetch import METHODS, SAFE_METHODS
 from schemas.plays import Play
 from schemas.providers import Providers
-from streams.engine.cells import addresser, renderer
+from streams.engine.cells import programs, renderer
 from streams.engine.compile import compile_play
 from streams.errors import ConfigurationError, InputError
 from streams.submission import play_uses
@@ -50,8 +50,10 @@ def bound(providers: Providers = PROVIDERS, **fetch: Any) -> CompiledColumn:
 
 
 def receipt(providers: Providers = PROVIDERS, row: dict[str, Any] = ROW, **fetch: Any) -> str:
-    column = bound(providers, **fetch)
-    return addresser("org", column).key(canonical(renderer(column.template)(row)))
+    compiled, _ = compile_play(play(**fetch), providers, "org")
+    assert compiled is not None
+    (program,) = programs("org", compiled)
+    return program.address(canonical(program.render(row)))
 
 
 def refused(column: dict[str, Any]) -> str:
