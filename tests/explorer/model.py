@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.events import Event, Mode, Repeat, ToolRequested
+from streams.engine.port import Effect
 from streams.engine.protocol import Need
 
 R, LANE, TOOL, RUN = "r", "org/p", "p.t", "run"
@@ -103,6 +104,8 @@ class Process(NamedTuple):
     queued: Need | None = None
     pending: tuple[Claim, ...] = ()
     watch: tuple[Watched, ...] = ()
+    #: Effects of a committed turn that it has not acted upon yet.
+    mail: tuple[Effect, ...] = ()
     #: Its own table and offsets, only where an unfenced owner is let loose.
     view: tuple[int, Read] | None = None
     #: Its store claims to be ahead of the changelog (T3).
@@ -129,6 +132,8 @@ class Budget(NamedTuple):
     resolutions: int = 0
     #: A claim is given back before it was folded.
     returns: int = 0
+    #: A process stands still between a committed turn and its effects.
+    stalls: int = 0
 
 
 class Scenario(NamedTuple):
@@ -144,6 +149,10 @@ class Scenario(NamedTuple):
     ttl: int = 1
     #: Rules that are switched off in the model.
     off: frozenset[str] = frozenset()
+    #: Look at the bill alone, so that what is found is money lost.
+    bill_only: bool = False
+    #: Promises beyond those that protocol.md makes: see ``promises.answered`` and ``promises.check``.
+    also: frozenset[str] = frozenset()
 
 
 class World(NamedTuple):

@@ -23,6 +23,7 @@ from schemas.events import (
 from tests.explorer.model import BILLED, EVENTS, SENT, Call, Scenario, World
 from tests.explorer.turns import Turns, receipt_of
 
+#: For one call the first of these is final.
 FINAL = ("completed", "failed")
 
 
@@ -69,8 +70,16 @@ def answered(world: World, answers: Iterable[tuple[str, str, int]], scenario: Sc
         before = [(other, m) for name, other, m in told if name == call]
         if "completed" in (other for other, _ in before):
             return f"{call} is told {answer} after it was completed"
-        if answer in FINAL and answer in (other for other, _ in before):
+        # One told failed may hear unknown of a later refresh, and what follows that; for its row the first of the two is final.
+        after = before if "once" in scenario.also else before[-1:]
+        if answer in FINAL and "failed" in (other for other, _ in after):
+            return f"{call} is told {answer} after it was told failed"
+        if before[-1:] == [(answer, n)]:
             return f"{call} is told {answer} twice"
+        if answer == "failed" and "failures" in scenario.also:
+            doubtful = [other.n for other in world.calls if SENT <= other.stage <= BILLED]
+            if doubtful or world.bills:
+                return f"{call} is told failed although attempts {doubtful} may be billed, and billed is {list(world.bills)}"
         if answer == "unknown":
             if n not in (m for m, _ in world.granted):
                 return f"{call} is told unknown of attempt {n}, which was never granted"
@@ -97,11 +106,15 @@ def folded(world: World, turns: Turns) -> str:
 
 def check(world: World, scenario: Scenario) -> str:
     """What must hold in every state."""
+    if scenario.bill_only:
+        return _bill(world, scenario)
     return world.broken or _bill(world, scenario) or _one_operation(world)
 
 
 def _bill(world: World, scenario: Scenario) -> str:
     epochs = {epoch for epoch, _ in world.bills}
+    if "receipt" in scenario.also and len(world.bills) > 1 + _full_refreshes(world):
+        return f"a receipt is billed {len(world.bills)} times though nobody asked for it anew: {list(world.bills)}"
     if scenario.repeat is Repeat.FREELY:
         # Each further bill has an answer that did not come in time behind it.
         spent = scenario.budget.faults - world.budget.faults
@@ -159,6 +172,11 @@ def ended(world: World, scenario: Scenario) -> str:
     if any(process.pending for process in world.processes) or world.calls:
         return "a call is stranded"
     return ""
+
+
+def _full_refreshes(world: World) -> int:
+    events = _events(world.requests)
+    return len({event.refresh for event in events if isinstance(event, ToolRequested) and event.mode is Mode.FULL_REFRESH})
 
 
 def _wanted(requests: tuple[int, ...]) -> bool:

@@ -67,7 +67,7 @@ def search(scenario: Scenario, *, states_max: int, seconds_max: float = float("i
             if found.broken:
                 return _told(found, came, name)
             frontier.append((step.world, depth + 1))
-        if quiet and (broken := promises.ended(world, scenario)):
+        if quiet and not scenario.bill_only and (broken := promises.ended(world, scenario)):
             found.broken = broken
             return _told(found, came, me)
     found.states, found.exhausted = len(came), True

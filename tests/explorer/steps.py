@@ -112,8 +112,13 @@ class Steps:
         for p, process in enumerate(world.processes):
             if not process.generation:
                 continue
+            if process.mail:
+                after = self._effects(self._with(world, p, mail=()), p, process.mail)
+                yield Step(f"P{p} wakes and acts on its last turn", False, after)
             if p != world.owner and not self._unfenced:
                 yield Step(f"P{p} finds itself fenced and drops the partition", False, self._dropped(world, p))
+                continue
+            if process.mail:
                 continue
             yield from self._turns(world, p, process)
             yield from self._judges(world, p, process)
@@ -140,16 +145,21 @@ class Steps:
                 *world.requests[read.requests : upto.requests],
             )
             folded = ", ".join(words(EVENTS[number]) for number in events)
-            yield Step(f"P{p} (generation {process.generation}) folds {folded}", False, self._turn(world, p, events, upto))
+            who = f"P{p} (generation {process.generation}) folds {folded}"
+            yield Step(who, False, self._turn(world, p, events, upto))
+            left = spent(world.budget, "stalls")
+            if left is not None:
+                after = self._turn(world, p, events, upto, stalls=True)._replace(budget=left)
+                yield Step(who + ", commits, and stalls", True, after)
 
-    def _turn(self, world: World, p: int, events: tuple[int, ...], upto: Read) -> World:
+    def _turn(self, world: World, p: int, events: tuple[int, ...], upto: Read, *, stalls: bool = False) -> World:
         process = world.processes[p]
         table = process.view[0] if process.view else world.table
         turned = self.turns.turn(table, events, process.generation)
         fenced = p != world.owner
         if fenced and "effects" in self._off:
             # The transaction fails, but what it was to grant is called for all the same (T4).
-            world = self._effects(self._with(world, p, new=False), p, turned.effects, committed=False)
+            world = self._effects(self._with(world, p, new=False), p, turned.effects)
             return self._with(world, p, generation=0, queued=None, watch=())
         view = (turned.table, upto) if self._unfenced else None
         world = self._with(world, p, new=False, view=view)
@@ -167,7 +177,23 @@ class Steps:
         )
         if not world.broken and not fenced:
             world = world._replace(broken=promises.folded(world, self.turns))
-        return self._effects(world, p, turned.effects, committed=not fenced)
+        if not fenced:
+            world = self._granted(world, turned.effects)
+        if stalls:
+            return self._with(world, p, mail=turned.effects)
+        return self._effects(world, p, turned.effects)
+
+    def _granted(self, world: World, effects: tuple[Effect, ...]) -> World:
+        for effect in effects:
+            if isinstance(effect, ClaimFolded) and effect.granted:
+                n = next(
+                    event.members[0].n
+                    for event in (EVENTS[number] for number in reversed(world.claims[: world.read.claims]))
+                    if isinstance(event, BatchClaimed) and event.lease == effect.lease
+                )
+                broken = world.broken or promises.granted(world, n, effect.lease)
+                world = world._replace(granted=tuple(sorted({*world.granted, (n, effect.lease)})), broken=broken)
+        return world
 
     def _judges(self, world: World, p: int, process: Process) -> Iterator[Step]:
         if process.new or p != world.owner:
@@ -194,7 +220,7 @@ class Steps:
             early = " too early" if watched.life else ""
             yield Step(f"P{p} judges {watched.lease} of attempt {watched.n} expired{early}", bool(watched.life), after)
 
-    def _effects(self, world: World, p: int, effects: tuple[Effect, ...], *, committed: bool) -> World:
+    def _effects(self, world: World, p: int, effects: tuple[Effect, ...]) -> World:
         for effect in effects:
             process = world.processes[p]
             match effect:
@@ -203,7 +229,7 @@ class Steps:
                 case Unqueued():
                     world = self._with(world, p, queued=None)
                 case ClaimFolded():
-                    world = self._claim_folded(world, p, effect, committed)
+                    world = self._claim_folded(world, p, effect)
                 case LeaseSeen():
                     (member,) = effect.members
                     seen = Watched(effect.lease, member.n, member.epoch, member.op, self.scenario.ttl)
@@ -218,17 +244,9 @@ class Steps:
                     pass
         return world
 
-    def _claim_folded(self, world: World, p: int, effect: ClaimFolded, committed: bool) -> World:
+    def _claim_folded(self, world: World, p: int, effect: ClaimFolded) -> World:
         process = world.processes[p]
         claim = next((claim for claim in process.pending if claim.lease == effect.lease), None)
-        if effect.granted and committed:
-            n = next(
-                event.members[0].n
-                for event in (EVENTS[number] for number in reversed(world.claims[: world.read.claims]))
-                if isinstance(event, BatchClaimed) and event.lease == effect.lease
-            )
-            broken = world.broken or promises.granted(world, n, effect.lease)
-            world = world._replace(granted=tuple(sorted({*world.granted, (n, effect.lease)})), broken=broken)
         if claim is None:
             return world
         world = self._with(world, p, pending=tuple(other for other in process.pending if other is not claim))
@@ -248,7 +266,7 @@ class Steps:
 
     def _dispatchers(self, world: World) -> Iterator[Step]:
         for p, process in enumerate(world.processes):
-            if process.queued is not None and not process.pending and not process.new:
+            if process.queued is not None and not (process.pending or process.new or process.mail):
                 own = {call.lease for call in world.calls if call.process == p}
                 busy = len(own) + sum(w.lease not in own for w in process.watch)
                 need = planned(process.queued, busy)
@@ -266,7 +284,12 @@ class Steps:
                 yield from self._calling(world, call)
         for beat in world.renewals:
             beats = (*world.beats, EVENTS.of(LeasesRenewed((beat.lease,))))
-            calls = tuple(c._replace(life=max(c.life, beat.life)) if c.lease == beat.lease else c for c in world.calls)
+            # It counts from when it was sent, and not at all where the lease was over before it stood in the log: an owner may have
+            # judged by then.
+            calls = tuple(
+                c._replace(life=max(c.life, beat.life)) if c.lease == beat.lease and (c.life or "late ack" in self._off) else c
+                for c in world.calls
+            )
             rest = tuple(other for other in world.renewals if other is not beat)
             after = world._replace(beats=beats, calls=tuple(sorted(calls)), renewals=rest)
             yield Step(f"the renewal of {beat.lease} is acknowledged", False, after)

@@ -108,12 +108,12 @@ class Trap:
     #: Functions of ``protocol`` with others in their place.
     patches: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def springs(self, states_max: int, seconds_max: float = float("inf")) -> Found:
+    def springs(self, states_max: int, seconds_max: float = float("inf"), *, bill_only: bool = False) -> Found:
         """Search without the rule."""
         with contextlib.ExitStack() as stack:
             for name, other in self.patches.items():
                 stack.enter_context(mock.patch.object(protocol, name, other))
-            scenario = self.scenario._replace(name=f"{self.name} without: {self.rule}", off=self.off)
+            scenario = self.scenario._replace(name=f"{self.name} without: {self.rule}", off=self.off, bill_only=bill_only)
             return search(scenario, states_max=states_max, seconds_max=seconds_max, engine=self.engine())
 
     def holds(self, states_max: int, seconds_max: float = float("inf")) -> Found:
@@ -141,17 +141,18 @@ def _traps() -> Iterator[Trap]:
     yield Trap("T6", "withdrawn calls leave a tombstone", withdrawn, engine=Traceless)
     resolved = _scenario("a resolution", NEVER, Budget(4, lost=2, resolutions=1, duplicates=1))
     yield Trap("T7", "a resolution names its attempt", resolved, engine=Generous)
-    refused = _scenario("a late refusal", WITH_KEY, Budget(4, takeovers=1, pauses=1, lost=1, retries=1))
+    refused = _scenario("a late refusal", WITH_KEY, Budget(3, takeovers=1, pauses=1, lost=1, retries=1))
     one_definite = _operation_by(lambda ours: all(attempt.out not in _DEFINITE for attempt in ours))
     yield Trap("T8", "one definite answer does not end an operation", refused, patches={"operation": one_definite})
     sleeping = _scenario("a sleeping request", WITH_KEY, Budget(3, takeovers=1, pauses=1, retries=1))
     newest = _operation_by(lambda ours: ours[-1].out not in _DEFINITE)
     yield Trap("T9", "the newest attempt's answer does not end an operation", sleeping, patches={"operation": newest})
-    clocks = _scenario("slow folding", WITH_KEY, Budget(2, takeovers=1, pauses=1))
+    clocks = _scenario("a stall before the grant", WITH_KEY, Budget(3, takeovers=1, pauses=1, stalls=1))
     yield Trap("T10a", "a lease runs from before its claim", clocks, frozenset({"grant clock"}))
     beats = _scenario("renewals", WITH_KEY, Budget(5, takeovers=1, pauses=3, beats=1), ttl=2)
     yield Trap("T10b", "a renewal counts once it is acknowledged", beats, frozenset({"ack"}))
     yield Trap("T10c", "judge expiry only with heartbeats read to their end", beats, frozenset({"beats"}))
+    yield Trap("T10d", "a renewal counts only if it is acknowledged before the lease is over", beats, frozenset({"late ack"}))
     returned = _scenario("a claim given back early", WITH_KEY, Budget(2, pauses=1, returns=1))
     yield Trap("T11", "a lease id is never used twice", returned, frozenset({"lease ids"}))
     crash = _scenario("a crash before the grant", NEVER, Budget(1, crashes=1))

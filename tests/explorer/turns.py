@@ -6,7 +6,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from schemas.events import BatchClaimed, CallsAnswered, CallWithdrawn, Event, LeaseExpired, LeaseReleased, ToolRequested
+from schemas.commands import LeaseJudgedExpired
+from schemas.events import (
+    AttemptEnded,
+    BatchClaimed,
+    CallsAnswered,
+    CallWithdrawn,
+    Event,
+    LeaseExpired,
+    LeaseReleased,
+    LeasesRenewed,
+    ReceiptResolved,
+    ToolRequested,
+)
 from schemas.states import RECEIPT, Flag, Receipt, record_key
 from streams.engine.port import Context, Effect, Engine, Outbox
 from streams.table import WorkingSet
@@ -112,6 +124,13 @@ def words(event: Event) -> str:
             return f"release(n={event.members[0].n}, {event.lease})"
         case LeaseExpired():
             return f"expiry(n={event.members[0].n}, {event.lease})"
+        case AttemptEnded():
+            return f"{type(event.outcome).__name__.lower()}(n={event.n})"
+        case ReceiptResolved():
+            return f"resolution(n={event.n}, {'unpaid' if event.output is None else 'paid'})"
+        case LeaseJudgedExpired():
+            return f"its judgement of {event.lease}"
+        case LeasesRenewed():
+            return f"renewal({event.leases[0]})"
         case _:
-            name = type(event).__name__
-            return f"{name}({', '.join(f'{field}={getattr(event, field)!r}' for field in event.__struct_fields__ if field != 'receipt')})"
+            return type(event).__name__
