@@ -152,15 +152,13 @@ def _nothing_lost(world: World) -> str:
 def _one_fold(world: World, turns: Turns) -> str:
     """The record is what the logs say, in whatever order their events were folded."""
     read = world.read
-    folded = turns.folded(
-        world.requests[: read.requests], world.claims[: read.claims], world.completions[: read.completions]
-    )
+    folded = turns.folded(world.requests[: read.requests], world.claims[: read.claims], world.completions[: read.completions])
     if turns.digest(world.table) != folded:
         return "the record is not the fold of its topics"
     return ""
 
 
-def ended(world: World, scenario: Scenario) -> str:
+def ended(world: World) -> str:
     """Where nothing more will happen, every caller has its end."""
     withdrawn = _withdrawn(world.requests)
     newest = {call: answer for call, answer, _ in world.told}
@@ -190,4 +188,3 @@ def _withdrawn(requests: tuple[int, ...]) -> set[str]:
 
 def _events(numbers: tuple[int, ...]) -> list[object]:
     return [EVENTS[number] for number in numbers]
-

@@ -44,32 +44,33 @@ def search(scenario: Scenario, *, states_max: int, seconds_max: float = float("i
     steps = Steps(scenario, turns)
     found = Found(scenario.name)
     first = beginning(scenario)
-    # States are known by their hashes: a clash of two among ten million has a probability below one in a hundred thousand.
-    came: dict[int, tuple[int, str]] = {_name(first): (0, "")}
+    # States are known by their hashes (a clash of two among ten million has a probability of some 3 in a million), with the state
+    # before and the number of the step from it.
+    came: dict[int, tuple[int, int]] = {_name(first): (0, -1)}
     frontier: deque[tuple[World, int]] = deque([(first, 0)])
     until = time.monotonic() + seconds_max
     while frontier:
-        if len(came) >= states_max or (found.transitions & 1023 == 0 and time.monotonic() > until):
+        if len(came) >= states_max or time.monotonic() > until:
             found.states = len(came)
             return found
         world, depth = frontier.popleft()
         found.depth = depth
         quiet = True
         me = _name(world)
-        for step in steps.of(world):
+        for number, step in enumerate(steps.of(world)):
             found.transitions += 1
             quiet = quiet and step.fault
             name = _name(step.world)
             if name in came:
                 continue
-            came[name] = (me, step.words)
+            came[name] = (me, number)
             found.broken = promises.check(step.world, scenario)
             if found.broken:
-                return _told(found, came, name)
+                return _told(found, came, name, first, steps)
             frontier.append((step.world, depth + 1))
-        if quiet and not scenario.bill_only and (broken := promises.ended(world, scenario)):
+        if quiet and not scenario.bill_only and (broken := promises.ended(world)):
             found.broken = broken
-            return _told(found, came, me)
+            return _told(found, came, me, first, steps)
     found.states, found.exhausted = len(came), True
     return found
 
@@ -89,13 +90,15 @@ def _name(world: World) -> int:
     return hash((world[4:6], world[7:], seen, again))
 
 
-def _told(found: Found, came: dict[int, tuple[int, str]], name: int) -> Found:
+def _told(found: Found, came: dict[int, tuple[int, int]], name: int, world: World, steps: Steps) -> Found:
+    """Walk the way to a state once more, and put its steps into words."""
     found.states = len(came)
-    while True:
-        before, words = came[name]
-        if not words:
-            break
-        found.way.append(words)
-        name = before
-    found.way.reverse()
+    numbers: list[int] = []
+    while (before := came[name])[1] >= 0:
+        name = before[0]
+        numbers.append(before[1])
+    for number in reversed(numbers):
+        step = steps.of(world)[number]
+        found.way.append(step.words)
+        world = step.world
     return found

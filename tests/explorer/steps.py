@@ -7,8 +7,8 @@ once more: ``_effects`` is ``Dispatcher.effects`` for one receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from schemas.commands import LeaseJudgedExpired, RecoveryEnded
@@ -41,7 +41,7 @@ from tests.explorer.model import (
     Watched,
     World,
 )
-from tests.explorer.turns import Turned, Turns, words
+from tests.explorer.turns import Turns, words
 
 #: Later than any wait that a retry may ask for, in seconds.
 LATE = 1e9
@@ -57,7 +57,7 @@ class Step(NamedTuple):
     world: World
 
 
-@lru_cache(maxsize=None)
+@cache
 def planned(need: Need, busy: int) -> Need | None:
     """The claim that a lane makes for a queued need with so many calls under way."""
     lane = Lane(LanePace(), {}, 0.0)
@@ -131,7 +131,9 @@ class Steps:
             choices.append(read)
         else:
             choices += [
-                read._replace(**{topic: getattr(read, topic) + 1}) for topic in Read._fields if getattr(read, topic) < getattr(ends, topic)
+                read._replace(**{topic: getattr(read, topic) + 1})
+                for topic in Read._fields
+                if getattr(read, topic) < getattr(ends, topic)
             ]
         if ends != read and ends not in choices:
             choices.append(ends)
@@ -309,9 +311,9 @@ class Steps:
             released = self._released(self._without(world, call), call.lease, call.n, call.epoch, call.op)
             if call.life:
                 broken = world.broken or promises.looked(world, call, self.scenario)
-                # Between this look and the bytes leaving there may be a pause; it cannot be told from a provider that takes its time.
-                words_of = f"{who} looks at the clock and sends, key e{call.epoch}o{call.op}"
-                yield Step(words_of, False, self._moved(world, call, stage=SENT)._replace(broken=broken))
+                # Between this look and the bytes leaving a pause may come; it looks like a slow provider.
+                what = f"{who} looks at the clock and sends, key e{call.epoch}o{call.op}"
+                yield Step(what, False, self._moved(world, call, stage=SENT)._replace(broken=broken))
                 if not world.processes[call.process].generation:
                     yield Step(f"{who} is given back with its partition", False, released)
                 left = spent(world.budget, "beats")
@@ -373,7 +375,11 @@ class Steps:
     # --- time and faults -------------------------------------------------------------------------------------
 
     def _time(self, world: World) -> Iterator[Step]:
-        lives = [*world.calls, *world.renewals, *(item for process in world.processes for item in (*process.pending, *process.watch))]
+        lives = [
+            *world.calls,
+            *world.renewals,
+            *(item for process in world.processes for item in (*process.pending, *process.watch)),
+        ]
         if not any(item.life for item in lives):
             return
         busy = any(process.pending for process in world.processes) or any(call.process != NOBODY for call in world.calls)

@@ -107,6 +107,8 @@ class Trap:
     engine: type[ReceiptsEngine] = ReceiptsEngine
     #: Functions of ``protocol`` with others in their place.
     patches: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    #: Without the rule the bill alone shows it, within these bounds.
+    costs: bool = False
 
     def springs(self, states_max: int, seconds_max: float = float("inf"), *, bill_only: bool = False) -> Found:
         """Search without the rule."""
@@ -128,25 +130,25 @@ def _scenario(name: str, repeat: Repeat, budget: Budget, *more: tuple[Event, str
 def _traps() -> Iterator[Trap]:
     late = _scenario("a late answer", FREELY, Budget(2, takeovers=1, pauses=1))
     yield Trap("T1a", "grant only what is grantable", late, patches={"grantable": _granted_if_won})
-    yield Trap("T1b", "judge expiry only with topics read to their ends", late, frozenset({"ends"}))
+    yield Trap("T1b", "judge expiry only with topics read to their ends", late, frozenset({"ends"}), costs=True)
     yield Trap("T1c", "the first value in the topic settles", late, patches={"complete": _newest_value})
     twice = _scenario("two takeovers", NEVER, Budget(2, takeovers=2))
-    yield Trap("T2", "an older generation commits no turn", twice, frozenset({"fencing"}))
-    yield Trap("T3", "a store is never ahead of what its owner has folded", twice, frozenset({"stores"}))
+    yield Trap("T2", "an older generation commits no turn", twice, frozenset({"fencing"}), costs=True)
+    yield Trap("T3", "a store is never ahead of what its owner has folded", twice, frozenset({"stores"}), costs=True)
     once = _scenario("one takeover", NEVER, Budget(1, takeovers=1))
-    yield Trap("T4", "grants are effects of a committed turn", once, frozenset({"effects"}))
+    yield Trap("T4", "grants are effects of a committed turn", once, frozenset({"effects"}), costs=True)
     failed = _scenario("a refusal", NEVER, Budget(2, failures=1, duplicates=1))
     yield Trap("T5", "callers told failed are kept", failed, engine=Forgetful)
     withdrawn = _scenario("a withdrawal", NEVER, Budget(1, duplicates=1), (CallWithdrawn(R, "c1"), ""))
     yield Trap("T6", "withdrawn calls leave a tombstone", withdrawn, engine=Traceless)
     resolved = _scenario("a resolution", NEVER, Budget(4, lost=2, resolutions=1, duplicates=1))
-    yield Trap("T7", "a resolution names its attempt", resolved, engine=Generous)
+    yield Trap("T7", "a resolution names its attempt", resolved, engine=Generous, costs=True)
     refused = _scenario("a late refusal", WITH_KEY, Budget(3, takeovers=1, pauses=1, lost=1, retries=1))
     one_definite = _operation_by(lambda ours: all(attempt.out not in _DEFINITE for attempt in ours))
-    yield Trap("T8", "one definite answer does not end an operation", refused, patches={"operation": one_definite})
+    yield Trap("T8", "one definite answer does not end an operation", refused, patches={"operation": one_definite}, costs=True)
     sleeping = _scenario("a sleeping request", WITH_KEY, Budget(3, takeovers=1, pauses=1, retries=1))
     newest = _operation_by(lambda ours: ours[-1].out not in _DEFINITE)
-    yield Trap("T9", "the newest attempt's answer does not end an operation", sleeping, patches={"operation": newest})
+    yield Trap("T9", "the newest attempt's answer does not end an operation", sleeping, patches={"operation": newest}, costs=True)
     clocks = _scenario("a stall before the grant", WITH_KEY, Budget(3, takeovers=1, pauses=1, stalls=1))
     yield Trap("T10a", "a lease runs from before its claim", clocks, frozenset({"grant clock"}))
     beats = _scenario("renewals", WITH_KEY, Budget(5, takeovers=1, pauses=3, beats=1), ttl=2)
@@ -154,7 +156,7 @@ def _traps() -> Iterator[Trap]:
     yield Trap("T10c", "judge expiry only with heartbeats read to their end", beats, frozenset({"beats"}))
     yield Trap("T10d", "a renewal counts only if it is acknowledged before the lease is over", beats, frozenset({"late ack"}))
     returned = _scenario("a claim given back early", WITH_KEY, Budget(2, pauses=1, returns=1))
-    yield Trap("T11", "a lease id is never used twice", returned, frozenset({"lease ids"}))
+    yield Trap("T11", "a lease id is never used twice", returned, frozenset({"lease ids"}), costs=True)
     crash = _scenario("a crash before the grant", NEVER, Budget(1, crashes=1))
     yield Trap("T12", "a claim that no owner folded was never granted", crash, engine=Doubting)
 
