@@ -77,13 +77,16 @@ def answered(world: World, answers: Iterable[tuple[str, str, int]], scenario: Sc
         if before[-1:] == [(answer, n)]:
             return f"{call} is told {answer} twice"
         if answer == "failed" and "failures" in scenario.also:
-            doubtful = [other.n for other in world.calls if SENT <= other.stage <= BILLED]
-            if doubtful or world.bills:
-                return f"{call} is told failed although attempts {doubtful} may be billed, and billed is {list(world.bills)}"
+            epoch = _value_epoch(world.requests[: world.read.requests], call)
+            doubtful = [other.n for other in world.calls if SENT <= other.stage <= BILLED and other.epoch >= epoch]
+            bills = [bill for bill in world.bills if bill[0] >= epoch]
+            if doubtful or bills:
+                return f"{call} is told failed although attempts {doubtful} may be billed, and billed is {bills}"
         if answer == "unknown":
             if n not in (m for m, _ in world.granted):
                 return f"{call} is told unknown of attempt {n}, which was never granted"
-            if scenario.repeat is not Repeat.NEVER and scenario.tries_max > 3:
+            # Where failed must mean not billed, a refusal that leaves an earlier call in doubt is unknown.
+            if scenario.repeat is not Repeat.NEVER and scenario.tries_max > 3 and "failures" not in scenario.also:
                 return f"{call} is told unknown although the tool may be repeated"
         if call in _withdrawn(world.requests[: world.read.requests]):
             return f"{call} is told {answer} although it was withdrawn"
@@ -175,6 +178,18 @@ def ended(world: World) -> str:
 def _full_refreshes(world: World) -> int:
     events = _events(world.requests)
     return len({event.refresh for event in events if isinstance(event, ToolRequested) and event.mode is Mode.FULL_REFRESH})
+
+
+def _value_epoch(requests: tuple[int, ...], call: str) -> int:
+    """The lowest epoch of which this caller takes a value."""
+    refreshes: list[str] = []
+    for event in _events(requests):
+        if isinstance(event, ToolRequested):
+            if event.refresh is not None and event.refresh not in refreshes:
+                refreshes.append(event.refresh)
+            if event.call == call:
+                return refreshes.index(event.refresh) + 1 if event.refresh is not None and event.mode is Mode.FULL_REFRESH else 0
+    return 0
 
 
 def _wanted(requests: tuple[int, ...]) -> bool:

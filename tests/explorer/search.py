@@ -47,16 +47,15 @@ def search(scenario: Scenario, *, states_max: int, seconds_max: float = float("i
     # States are known by their hashes (a clash of two among ten million has a probability of some 3 in a million), with the state
     # before and the number of the step from it.
     came: dict[int, tuple[int, int]] = {_name(first): (0, -1)}
-    frontier: deque[tuple[World, int]] = deque([(first, 0)])
+    frontier: deque[tuple[World, int, int]] = deque([(first, _name(first), 0)])
     until = time.monotonic() + seconds_max
     while frontier:
         if len(came) >= states_max or time.monotonic() > until:
             found.states = len(came)
             return found
-        world, depth = frontier.popleft()
+        world, me, depth = frontier.popleft()
         found.depth = depth
         quiet = True
-        me = _name(world)
         for number, step in enumerate(steps.of(world)):
             found.transitions += 1
             quiet = quiet and step.fault
@@ -67,7 +66,7 @@ def search(scenario: Scenario, *, states_max: int, seconds_max: float = float("i
             found.broken = promises.check(step.world, scenario)
             if found.broken:
                 return _told(found, came, name, first, steps)
-            frontier.append((step.world, depth + 1))
+            frontier.append((step.world, name, depth + 1))
         if quiet and not scenario.bill_only and (broken := promises.ended(world)):
             found.broken = broken
             return _told(found, came, me, first, steps)

@@ -12,6 +12,7 @@ from schemas.states import Out
 from streams.engine import protocol
 from streams.engine.effects import Queued
 from tests.explorer import __main__ as command
+from tests.explorer import remedy
 from tests.explorer.model import Budget
 from tests.explorer.scenarios import ONE_OF_EACH, scenario
 from tests.explorer.search import search
@@ -89,9 +90,8 @@ FOUND = Budget(2, lost=1, failures=1)
     reason="a failed attempt fails its callers although an earlier call under the same key may still be billed: attempt 1's "
     "answer is lost, attempt 2 repeats it under the same key and is refused (409 while the first is under way, 401, 402)",
 )
-@pytest.mark.parametrize("repeat", [Repeat.WITH_KEY, Repeat.FREELY])
-def test_R5_failed_means_not_billed(repeat: Repeat) -> None:
-    found = search(scenario(repeat, "one", FOUND, "failures"), states_max=STATES_MAX)
+def test_R5_failed_means_not_billed() -> None:
+    found = search(scenario(Repeat.WITH_KEY, "one", FOUND, "failures"), states_max=STATES_MAX)
     assert not found.broken, str(found)
 
 
@@ -134,6 +134,22 @@ def test_a_caller_told_failed_is_told_so_once() -> None:
     budget = Budget(3, takeovers=1, pauses=1, failures=1)
     found = search(scenario(Repeat.NEVER, "refresh when failed", budget, "once"), states_max=STATES_MAX)
     assert not found.broken, str(found)
+
+
+@pytest.mark.parametrize("repeat", [Repeat.NEVER, Repeat.WITH_KEY])
+@pytest.mark.parametrize(
+    ("callers", "faults"),
+    [("one", 2), ("refresh when failed", 2), ("two refresh when failed", 2), ("forced", 1), ("full refresh", 1), ("withdrawal", 1)],
+)
+def test_K5_U1_with_the_rules_of_remedy_all_of_this_holds(
+    monkeypatch: pytest.MonkeyPatch, repeat: Repeat, callers: str, faults: int
+) -> None:
+    for name, rule in remedy.PATCHES.items():
+        monkeypatch.setattr(protocol, name, rule)
+    budget = ONE_OF_EACH._replace(faults=faults, duplicates=0, early=0)
+    found = search(scenario(repeat, callers, budget, "failures", "receipt"), states_max=STATES_MAX)
+    assert not found.broken, str(found)
+    assert found.exhausted
 
 
 def test_a_late_refusal_of_an_older_attempt_fails_its_callers_while_the_newer_may_be_billed() -> None:
