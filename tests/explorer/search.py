@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from tests.explorer import promises
 from tests.explorer.model import Scenario, World, beginning
 from tests.explorer.steps import Steps
 from tests.explorer.turns import Turns
+
+#: Part of a random way's steps that may be faults.
+FAULT_SHARE = 0.3
 
 
 @dataclass(slots=True)
@@ -71,6 +75,36 @@ def search(scenario: Scenario, *, states_max: int, seconds_max: float = float("i
             found.broken = broken
             return _told(found, came, me, first, steps)
     found.states, found.exhausted = len(came), True
+    return found
+
+
+def walk(scenario: Scenario, *, walks_max: int, seed: int, seconds_max: float = float("inf")) -> Found:
+    """Go to the end of so many random ways: where there are too many states to see them all. Ends at the first broken promise."""
+    dice = random.Random(seed)
+    turns = Turns(ReceiptsEngine())
+    steps = Steps(scenario, turns)
+    found = Found(f"{scenario.name}, random walks from {seed}")
+    until = time.monotonic() + seconds_max
+    for _ in range(walks_max):
+        if time.monotonic() > until:
+            break
+        world, found.way = beginning(scenario), []
+        while not found.broken and (choices := steps.of(world)):
+            calm = [step for step in choices if not step.fault]
+            if not calm and not scenario.bill_only:
+                found.broken = promises.ended(world)
+            # Faults are spread over the whole way, or all of them would come before the first call.
+            step = dice.choice(calm if calm and dice.random() > FAULT_SHARE else choices)
+            world = step.world
+            found.way.append(step.words)
+            found.transitions += 1
+            found.broken = found.broken or promises.check(world, scenario)
+        found.states += len(found.way)
+        found.depth = max(found.depth, len(found.way))
+        found.broken = found.broken or ("" if choices or scenario.bill_only else promises.ended(world))
+        if found.broken:
+            return found
+    found.way = []
     return found
 
 

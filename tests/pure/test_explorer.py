@@ -15,7 +15,7 @@ from tests.explorer import __main__ as command
 from tests.explorer import remedy
 from tests.explorer.model import Budget
 from tests.explorer.scenarios import ONE_OF_EACH, scenario
-from tests.explorer.search import search
+from tests.explorer.search import search, walk
 from tests.explorer.traps import TRAPS, Trap
 from tests.support import given as g
 
@@ -70,6 +70,15 @@ def test_the_search_is_the_same_each_time() -> None:
     first, second = trap.springs(STATES_MAX), trap.springs(STATES_MAX)
     assert first == second
     assert [str(found).count("\n") for found in (first, second)] == [len(first.way)] * 2
+
+
+def test_random_walks_go_further_than_all_states_can() -> None:
+    budget = Budget(6, crashes=2, takeovers=2, pauses=2, duplicates=1, lost=2, failures=1, retries=1)
+    found = walk(scenario(Repeat.WITH_KEY, "full refresh", budget), walks_max=100, seed=1)
+    assert not found.broken, str(found)
+    assert found.depth > 35
+    found = walk(scenario(Repeat.WITH_KEY, "forced", budget, "receipt"), walks_max=2_000, seed=1)
+    assert "billed 2 times" in found.broken
 
 
 def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
