@@ -1,29 +1,36 @@
 """Replay: every table of a system folded again from its topics, in the order that the journal of turns gives (N6).
 
 Reads and compares, and can do nothing else: it is built from modules that know no producer, no tools and no dispatcher
-(checked). One partition after the other goes through a temporary RocksDB, so that a million receipts need no memory.
+(checked). Each partition goes through a temporary RocksDB, so that a million receipts need little memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import gc
+import logging
+import multiprocessing
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer
 
+from streams.broker import topics
 from streams.engine.digest import Digests, differences, digests_of, name_of
-from streams.errors import UsageError
+from streams.errors import PaidonceError, UsageError
 from streams.refold import CACHED_RECORDS, TABLES, Refold
 from streams.settings import Settings
 from streams.table import Store, StoreMemory
 from streams.turnlog import PartitionLog, consumer_of, read_changelog
-from streams.until import Cut, Until, UntilOffset, UntilTime, UntilTurn
+from streams.until import EVERYTHING, Cut, Until, UntilOffset, UntilTime, UntilTurn
 
 #: Differing keys that are named.
 NAMED_MAX: Final = 5
@@ -55,58 +62,97 @@ class Replayed:
 
 @dataclass(slots=True)
 class Pace:
-    """How much was folded, and the seconds that folding alone took."""
+    """How much was folded, and the seconds that folding alone took, summed over processes."""
 
     turns: int = 0
     events: int = 0
     seconds: float = 0.0
 
+    def add(self, other: Pace) -> None:
+        """Add what another process did."""
+        self.turns += other.turns
+        self.events += other.events
+        self.seconds += other.seconds
 
-async def replay(
-    settings: Settings,
-    folder: Path,
-    *,
-    until: Until | None = None,
-    diff: bool = False,
-    pace: Pace | None = None,
-    cached_records: int = CACHED_RECORDS,
-) -> AsyncIterator[Replayed]:
-    """Fold everything up to ``until`` and yield each table's partition, partition by partition; ``folder`` is for temporary data.
 
-    With ``diff`` each is held against its changelog at the same turn. Raises ``Unreachable``, ``UsageError`` where ``until`` is not
-    reached, and ``StateError`` where the log has a hole.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a replay is to do; ``folder`` is for temporary data."""
+
+    settings: Settings
+    folder: Path
+    cut: Cut = EVERYTHING
+    diff: bool = False
+    cached_records: int = CACHED_RECORDS
+
+
+def replay(plan: Plan, until: Until | None = None, *, processes: int = 1) -> tuple[list[Replayed], Pace]:
+    """Fold everything up to ``until``; several processes share the partitions.
+
+    Raises ``Unreachable``, ``TopicsError``, ``UsageError`` where ``until`` is not reached, and ``StateError`` where the log has a
+    hole.
     """
-    memory, pace = StoreMemory(), pace or Pace()
+    plan = dataclasses.replace(plan, cut=asyncio.run(_begin(plan.settings, until)))
+    partitions, pace = range(plan.settings.partitions), Pace()
+    found: list[Replayed] = []
+    with contextlib.ExitStack() as opened:
+        fold_all: Callable[..., Iterable[tuple[list[Replayed], Pace]]] = map
+        if min(processes, len(partitions)) > 1:
+            # Spawned, not forked: RocksDB and aiokafka have threads.
+            pool = ProcessPoolExecutor(min(processes, len(partitions)), mp_context=multiprocessing.get_context("spawn"))
+            opened.callback(pool.shutdown, cancel_futures=True)
+            fold_all = pool.map
+        try:
+            for parts, took in fold_all(replay_partition, [plan] * len(partitions), partitions):
+                found += parts
+                pace.add(took)
+        except BrokenProcessPool as error:
+            raise PaidonceError(f"a process of the replay was ended; with less memory, take --processes 1: {error}") from error
+    return sorted(found, key=lambda part: (list(TABLES).index(part.table), part.partition)), pace
+
+
+async def _begin(settings: Settings, until: Until | None) -> Cut:
+    await topics.check(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
     async with consumer_of(settings) as consumer:
-        cut = await find_cut(consumer, settings, until)
-        for partition in range(settings.partitions):
-            room = folder / str(partition)
-            stores = {table: Store(room / table, memory) for table in TABLES}
-            try:
-                folds = {
-                    table: Refold(table, partition, settings.partitions, store, cached_records=cached_records)
-                    for table, store in stores.items()
-                }
-                await _fold(PartitionLog(consumer, settings, partition), folds, cut, pace)
-                for table, fold in folds.items():
-                    live = None
-                    if diff:
-                        with closing(Store(room / f"{table}-live", memory)) as store:
-                            await read_changelog(consumer, settings, table, partition, fold.record.turn, store)
-                            live = compare(fold.store, store)
-                    digests = digests_of(fold.store.scan(b""))
-                    yield Replayed(table, partition, fold.record.turn, fold.record.at_ms, fold.events, digests, live)
-            finally:
-                for store in stores.values():
-                    store.close()
-                shutil.rmtree(room)
+        return await find_cut(consumer, settings, until)
+
+
+def replay_partition(plan: Plan, partition: int) -> tuple[list[Replayed], Pace]:
+    """Fold this partition of every table."""
+    # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
+    gc.set_threshold(100_000, 20, 100)
+    # aiokafka logs what it then raises.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    return asyncio.run(_partition(plan, partition))
+
+
+async def _partition(plan: Plan, partition: int) -> tuple[list[Replayed], Pace]:
+    settings, memory, pace = plan.settings, StoreMemory(), Pace()
+    room, found = plan.folder / str(partition), []
+    with contextlib.ExitStack() as opened:
+        opened.callback(shutil.rmtree, room, ignore_errors=True)
+        folds: dict[str, Refold] = {}
+        for table in TABLES:
+            store = opened.enter_context(contextlib.closing(Store(room / table, memory)))
+            folds[table] = Refold(table, partition, settings.partitions, store, cached_records=plan.cached_records)
+        async with consumer_of(settings) as consumer:
+            await _fold(PartitionLog(consumer, settings, partition), folds, plan.cut, pace)
+            for table, fold in folds.items():
+                live = None
+                if plan.diff:
+                    with contextlib.closing(Store(room / f"{table}-live", memory)) as store:
+                        await read_changelog(consumer, settings, table, partition, fold.record.turn, store)
+                        live = compare(fold.store, store)
+                digests = digests_of(fold.store.scan(b""))
+                found.append(Replayed(table, partition, fold.record.turn, fold.record.at_ms, fold.events, digests, live))
+    return found, pace
 
 
 async def find_cut(consumer: AIOKafkaConsumer, settings: Settings, until: Until | None) -> Cut:
     """What ``until`` means in this log. Raises ``UsageError`` naming the last turn where it is not reached."""
     match until:
         case None:
-            return Cut()
+            return EVERYTHING
         case UntilTime():
             return Cut(until.at_ms)
         case UntilTurn() | UntilOffset():

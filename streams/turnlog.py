@@ -64,22 +64,29 @@ class _Cursor:
         self.read: deque[ConsumerRecord] = deque()
         self._consumer = consumer
 
+    async def fetch(self) -> bool:
+        """Read on; whether there was anything."""
+        fetched = (await self._consumer.getmany(self.tp, timeout_ms=500)).get(self.tp, ())
+        self.read.extend(fetched)
+        return bool(fetched)
+
+    async def end(self) -> int:
+        """Where the partition ends now. Asks a broker that has gone, too, which aiokafka would await in silence."""
+        return int((await asyncio.wait_for(self._consumer.end_offsets([self.tp]), CONNECT_SECONDS))[self.tp])
+
     async def reach(self, offset: int) -> None:
         """Read until a record at or behind ``offset`` is there, or it is sure that there is none at it yet."""
         deadline = 0.0
         while not self.read or self.read[-1].offset < offset:
-            fetched = await self._consumer.getmany(self.tp, timeout_ms=500)
-            if fetched:
-                self.read.extend(fetched[self.tp])
+            if await self.fetch():
                 deadline = 0.0
             elif await self._consumer.position(self.tp) > offset:
                 return
             elif not deadline:
                 deadline = time.monotonic() + SHOWN_SECONDS
             elif time.monotonic() > deadline:
-                # Also asks a broker that has gone, which aiokafka would wait for in silence.
-                ends = await asyncio.wait_for(self._consumer.end_offsets([self.tp]), CONNECT_SECONDS)
-                raise StateError(f"{self.name}@{offset}: this message is not there; the topic ends at offset {ends[self.tp]:,}")
+                end = await self.end()
+                raise StateError(f"{self.name}@{offset}: this message is not there; the topic ends at offset {end:,}")
 
     async def take(self, first: int, last: int, turn: str) -> list[ConsumerRecord]:
         """The records from ``first`` to ``last``, which a turn folded. Raises ``StateError`` where one of the two is missing."""
@@ -138,13 +145,14 @@ class PartitionLog:
     async def turns(self) -> AsyncIterator[tuple[str, TurnRecord]]:
         """Tables and turns in the order of the journal, up to where it ends now. Raises ``StateError`` where one is missing."""
         cursor = self._cursors["turns"]
-        end = (await self._consumer.end_offsets([cursor.tp]))[cursor.tp]
+        end = await cursor.end()
         last = dict.fromkeys(TABLES, (0, -1))
         while True:
             if not cursor.read:
                 if await self._consumer.position(cursor.tp) >= end:
                     return
-                cursor.read.extend((await self._consumer.getmany(cursor.tp, timeout_ms=500)).get(cursor.tp, ()))
+                if not await cursor.fetch():
+                    await cursor.end()
                 continue
             stored = cursor.read.popleft()
             if stored.offset >= end:
@@ -192,13 +200,15 @@ async def read_changelog(
     #: Behind the turn's record, which is its last: those of the next turn, or, where none follows, what belongs to no turn. Whoever
     #: recovers the table would take that in.
     behind: list[tuple[bytes, bytes | None]] = []
-    while found < turn or await consumer.position(tp) < end:
+    next_began = False
+    while not next_began and (found < turn or await consumer.position(tp) < end):
         changes: list[tuple[bytes, bytes | None]] = []
         fetched = (await consumer.getmany(tp, timeout_ms=500)).get(tp, ())
         for record in fetched:
             if record.key == TURN_KEY:
                 if found >= turn:
-                    return
+                    next_began = True
+                    break
                 found = _turn_decoder.decode(record.value).turn
                 if found > turn:
                     raise StateError(
@@ -213,4 +223,5 @@ async def read_changelog(
             name = f"{tp.topic}/{partition}"
             raise StateError(f"{name}: it ends at offset {end:,} with turn {found:,}, the journal has turn {turn:,}")
         await asyncio.sleep(0)
-    store.write(behind, changelog_offset=end)
+    if not next_began:
+        store.write(behind, changelog_offset=end)

@@ -16,8 +16,6 @@ from streams.refold import TABLES
 _PLACE = re.compile(r"(?P<name>[^/@\s]+)/(?P<partition>\d{1,6})@(?P<number>\d{1,18})")
 #: Unix times from here on are milliseconds.
 _MILLISECONDS = 1e11
-#: What is folded without a cut.
-EVERYTHING = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def _time_ms(text: str) -> int:
 class Cut:
     """The last turn of each partition: one named turn, for all others a time."""
 
-    at_ms: int = EVERYTHING
+    at_ms: int
     table: str = ""
     partition: int = -1
     turn: int = 0
@@ -101,3 +99,6 @@ class Cut:
         if table == self.table and partition == self.partition:
             return record.turn <= self.turn
         return record.at_ms <= self.at_ms
+
+
+EVERYTHING = Cut(1 << 62)

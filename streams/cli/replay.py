@@ -5,8 +5,8 @@ Shows what ``streams.replay`` found.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -14,13 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from streams.broker import topics
 from streams.cli.options import settings_of
 from streams.cli.terminal import put_json, put_table, say
-from streams.replay import Pace, Replayed
+from streams.replay import Plan, Replayed
 from streams.replay import replay as replayed
-from streams.settings import Settings
-from streams.until import Until, parse_until
+from streams.until import parse_until
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -33,13 +31,14 @@ def replay(
     diff: Annotated[bool, typer.Option("--diff", help="Compare with the live tables at the same turns; 1 if they differ.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="With --diff: told flags and late marks count, too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    processes: Annotated[int, typer.Option(min=0, help="Processes that share the partitions; 0: one for each core.")] = 0,
 ) -> int:
     """Fold all tables again from the topics and print a digest of each; publishes nothing and calls nobody."""
     settings = settings_of(context)
     cut = None if until is None else parse_until(until, partitions=settings.partitions, topic_prefix=settings.topic_prefix)
-    started, pace = time.monotonic(), Pace()
+    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="paidonce-replay-") as folder:
-        found = asyncio.run(_all(settings, Path(folder), cut, diff, pace))
+        found, pace = replayed(Plan(settings, Path(folder), diff=diff), cut, processes=processes or os.cpu_count() or 1)
     different = [part for part in found if part.live and (part.live.differing or (strict and part.live.told_differing))]
     if json:
         put_json(
@@ -62,11 +61,6 @@ def replay(
     if diff and not different:
         say("live tables equal the log")
     return DIFFERENT if different else EQUAL
-
-
-async def _all(settings: Settings, folder: Path, until: Until | None, diff: bool, pace: Pace) -> list[Replayed]:
-    await topics.check(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
-    return [part async for part in replayed(settings, folder, until=until, diff=diff, pace=pace)]
 
 
 def _show(found: list[Replayed], *, diff: bool) -> None:
