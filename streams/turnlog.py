@@ -75,7 +75,7 @@ class _Cursor:
         return int((await asyncio.wait_for(self._consumer.end_offsets([self.tp]), CONNECT_SECONDS))[self.tp])
 
     async def reach(self, offset: int) -> None:
-        """Read until a record at or behind ``offset`` is there, or it is sure that there is none at it yet."""
+        """Read up to ``offset``, whether there is a record at it or not. Raises ``StateError`` where the topic ends before."""
         deadline = 0.0
         while not self.read or self.read[-1].offset < offset:
             if await self.fetch():
@@ -90,12 +90,12 @@ class _Cursor:
 
     async def take(self, first: int, last: int, turn: str) -> list[ConsumerRecord]:
         """The records from ``first`` to ``last``, which a turn folded. Raises ``StateError`` where one of the two is missing."""
-        await self.reach(last)
         if first < self.begin:
             raise StateError(
                 f"{self.name}@{first}..{last}: {turn} folded these messages, but the topic now begins at offset {self.begin:,}: "
                 "retention took what lies before, and without it no state can be rebuilt"
             )
+        await self.reach(last)
         taken: list[ConsumerRecord] = []
         while self.read and self.read[0].offset <= last:
             record = self.read.popleft()

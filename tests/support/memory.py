@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.events import Event
 from streams.engine.port import Context, Engine, Outbox
@@ -28,6 +28,21 @@ class DictReader:
         for key in sorted(self.data):
             if key.startswith(prefix) and (after is None or key > after):
                 yield key, self.data[key]
+
+
+class DictStore(DictReader):
+    """A store that can be written, too."""
+
+    def write(self, changes: Iterable[tuple[bytes, bytes | None]], *, changelog_offset: int) -> None:
+        """Apply changes."""
+        for key, value in changes:
+            if value is None:
+                self.data.pop(key, None)
+            else:
+                self.data[key] = value
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class Table:
