@@ -112,8 +112,8 @@ def replay(plan: Plan, until: Until | None = None, *, processes: int = 1) -> tup
 
 
 async def _begin(settings: Settings, until: Until | None) -> Cut:
-    await topics.check(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
     async with consumer_of(settings) as consumer:
+        await topics.check(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
         return await find_cut(consumer, settings, until)
 
 
@@ -197,7 +197,7 @@ async def _fold(log: PartitionLog, folds: dict[str, Refold], cut: Cut, pace: Pac
         await asyncio.sleep(0)
 
 
-def compare(mine: Store, theirs: Store, *, named_max: int = NAMED_MAX, name: Callable[[bytes], str] = name_of) -> Compared:
+def compare(mine: Store, theirs: Store, *, named_max: int = NAMED_MAX) -> Compared:
     """Hold a live partition, ``theirs``, against its replay."""
     differing = told = 0
     named: list[str] = []
@@ -208,5 +208,5 @@ def compare(mine: Store, theirs: Store, *, named_max: int = NAMED_MAX, name: Cal
         differing += 1
         if len(named) < named_max:
             how = "missing in the replay" if found.mine is None else "missing live" if found.theirs is None else "not the same"
-            named.append(f"{name(found.key)}: {how}")
+            named.append(f"{name_of(found.key)}: {how}")
     return Compared(digests_of(theirs.scan(b"")), differing, tuple(named), told)

@@ -16,6 +16,7 @@ import typer
 
 from streams.cli.options import settings_of
 from streams.cli.terminal import put_json, put_table, say
+from streams.errors import UsageError
 from streams.replay import Plan, Replayed
 from streams.replay import replay as replayed
 from streams.until import parse_until
@@ -34,6 +35,8 @@ def replay(
     processes: Annotated[int, typer.Option(min=0, help="Processes that share the partitions; 0: one for each core.")] = 0,
 ) -> int:
     """Fold all tables again from the topics and print a digest of each; publishes nothing and calls nobody."""
+    if strict and not diff:
+        raise UsageError("--strict says how --diff compares; give both")
     settings = settings_of(context)
     cut = None if until is None else parse_until(until, partitions=settings.partitions, topic_prefix=settings.topic_prefix)
     started = time.monotonic()
