@@ -137,6 +137,9 @@ def provider_key(receipt: str, epoch: int, op: int, *, invocation: tuple[str, st
     reclaim as long as a call under it has no definite answer. invocation: (run id, call id) of a forced call,
     else None. 40 hex digits.
     """
+    if invocation is None and receipt.isalnum() and receipt.isascii():
+        # The same canonical text, written out: every member of every call needs one.
+        return _blake(f'["provider","{receipt}",{epoch:d},{op:d},null,null]'.encode()).hexdigest()
     run, call = (None, None) if invocation is None else invocation
     return _digest("provider", receipt, epoch, op, run, call)
 

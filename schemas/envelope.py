@@ -58,6 +58,17 @@ def pack(events: Iterable[Event]) -> Iterator[bytes]:
 
     A single larger event travels alone, up to 8 MiB; beyond that ``EventTooLarge`` is raised, which names its type and size.
     """
+    waiting = list(events)
+    for start in range(0, len(waiting), EVENTS_MAX):
+        chunk = waiting[start : start + EVENTS_MAX]
+        value = _encoder.encode(chunk)
+        if len(value) > BYTES_MAX:
+            yield from _split(waiting[start:])
+            return
+        yield value
+
+
+def _split(events: Iterable[Event]) -> Iterator[bytes]:
     chunk: list[msgspec.Raw] = []
     size = 0
     for event in events:

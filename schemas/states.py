@@ -291,8 +291,6 @@ SHEET: Final = b"h"
 SHARE: Final = b"c"
 RUN: Final = b"r"
 
-#: Records that follow from others: they are on no changelog, and recovery makes them again.
-LOCAL: Final = frozenset((OPEN,))
 _OPEN_ENTRY: Final = msgspec.msgpack.encode(OpenReceipt())
 _TRUE: Final = 0xC3
 

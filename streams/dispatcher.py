@@ -179,9 +179,12 @@ class Dispatcher(Companion):
                 case Queued():
                     if effect.receipt in owned.claimed:
                         continue
-                    delay = max(0.0, (effect.need.not_before_ms - context.now_ms) / 1000)
-                    lane = self._lane(owned, effect.lane, now)
-                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, now, now + delay)
+                    wait_ms = effect.need.not_before_ms - context.now_ms
+                    lane = owned.lanes.get(effect.lane)
+                    if lane is None:
+                        lane = self._lane(owned, effect.lane, now)
+                    not_before = now if wait_ms <= 0 else now + wait_ms / 1000
+                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, now, not_before)
                     moved.add(effect.lane)
                 case Unqueued():
                     if effect.lane in owned.lanes:

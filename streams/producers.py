@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
@@ -22,16 +22,10 @@ MESSAGE_BYTES_MAX = 9 * 1024 * 1024
 BATCH_BYTES_MAX = 1024 * 1024
 
 
-Headers = list[tuple[str, bytes]]
-NO_HEADERS: Headers = []
-
-
-class Message(NamedTuple):
-    """One Kafka record to publish; aiokafka wants its headers as a list."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Headers = NO_HEADERS
+Headers: TypeAlias = list[tuple[str, bytes]]
+NO_HEADERS: Final[Headers] = []
+#: One Kafka record to publish: key, value and headers, of which aiokafka wants a list. A plain tuple, for there are many.
+Message: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 
 
 class ProducerPair:

@@ -76,12 +76,12 @@ async def _read(consumer: AIOKafkaConsumer, stores: Mapping[TopicPartition, Stor
     while behind and still_owned():
         fetched = await consumer.getmany(*behind, timeout_ms=200)
         for tp, records in fetched.items():
-            changes: list[tuple[bytes, bytes | None]] = []
+            changes: dict[bytes, bytes | None] = {}
             for record in records:
-                changes.append((record.key, record.value))
+                changes[record.key] = record.value
                 local = local_record(record.key, record.value)
                 if local is not None:
-                    changes.append(local)
+                    changes[local[0]] = local[1]
             stores[tp].write(changes, changelog_offset=records[-1].offset)
             count += len(records)
             await asyncio.sleep(0)

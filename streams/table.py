@@ -5,9 +5,10 @@ The place under the engines and the turn. It decides nothing about receipts, row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, repeat
 from pathlib import Path
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteBufferManager, WriteOptions
@@ -15,6 +16,10 @@ from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, Writ
 from schemas.states import RECORD_TYPES
 
 OFFSET_KEY: Final = b"\x00changelog-offset"
+#: Records that gather in memory before they are handed to RocksDB.
+PENDING_MAX: Final = 2_000
+_UNREAD: Final = object()
+_NOTHING: Final[Mapping[bytes, bytes | None]] = {}
 _encoder = msgspec.msgpack.Encoder()
 _decoders: Final = {prefix: msgspec.msgpack.Decoder(kind) for prefix, kind in RECORD_TYPES.items()}
 
@@ -60,52 +65,88 @@ class Reader(Protocol):
 
 
 class Store:
-    """The database of one table's partition. Closed explicitly: a kept handle would hold RocksDB's lock."""
+    """The database of one table's partition. Closed explicitly: a kept handle would hold RocksDB's lock.
 
-    def __init__(self, folder: Path, memory: StoreMemory) -> None:
+    Writes of several turns gather in memory and go to RocksDB as one batch: most records are written again soon. That risks
+    nothing, because there is no write-ahead log: the changelog is the log, and what a killed process had only in memory is read
+    from it, behind the offset that was written together with the data.
+    """
+
+    def __init__(self, folder: Path, memory: StoreMemory, *, pending_max: int = PENDING_MAX) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._db = Rdict(str(folder), memory.options())
-        # The changelog is the log: a write-ahead log of RocksDB's own would say the same again. What a killed process had only
-        # in its memtable is read from the changelog, behind the offset that was flushed together with the data.
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True
+        self._pending: dict[bytes, bytes | None] = {}
+        self._pending_max = pending_max
+        raw = self._db.get(OFFSET_KEY)
+        self._offset = None if raw is None else int.from_bytes(cast(bytes, raw), "big")
+        self._stored_offset = self._offset
 
     def get(self, key: bytes) -> bytes | None:
         """The record's bytes, or ``None``."""
-        return cast(bytes | None, self._db.get(key))
+        try:
+            return self._pending[key]
+        except KeyError:
+            return self._db.get(key)  # type: ignore[no-any-return]
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The records' bytes in the order of ``keys``."""
-        return cast(list[bytes | None], self._db.get(keys)) if keys else []
+        found: list[Any] = list(map(self._pending.get, keys, repeat(_UNREAD)))
+        unread = [place for place, value in enumerate(found) if value is _UNREAD]
+        if unread:
+            for place, value in zip(unread, self._db.get([keys[place] for place in unread]), strict=True):
+                found[place] = value
+        return found
 
     def scan(self, prefix: bytes, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Records under ``prefix`` in key order, those behind ``after`` only."""
+        self.flush()
         start = prefix if after is None else after + b"\x00"
         for key, value in self._db.items(from_key=start):
             if not cast(bytes, key).startswith(prefix):
                 return
             yield cast(bytes, key), cast(bytes, value)
 
-    def write(self, changes: Iterable[tuple[bytes, bytes | None]], *, changelog_offset: int) -> None:
+    def write(
+        self,
+        changes: Mapping[bytes, bytes | None],
+        local_changes: Mapping[bytes, bytes | None] = _NOTHING,
+        *,
+        changelog_offset: int,
+    ) -> None:
         """Apply changes and the changelog offset that they reach in one atomic step."""
+        self._pending.update(changes)
+        self._pending.update(local_changes)
+        self._offset = changelog_offset
+        if len(self._pending) >= self._pending_max:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what gathered to RocksDB, in one batch with its changelog offset."""
+        if self._offset == self._stored_offset or self._offset is None:
+            return
         batch = WriteBatch(raw_mode=True)
-        for key, value in changes:
+        put = batch.put
+        for key, value in self._pending.items():
             if value is None:
                 batch.delete(key)
             else:
-                batch.put(key, value)
-        batch.put(OFFSET_KEY, changelog_offset.to_bytes(8, "big"))
+                put(key, value)
+        put(OFFSET_KEY, self._offset.to_bytes(8, "big"))
         self._db.write(batch, self._unlogged)
+        self._pending.clear()
+        self._stored_offset = self._offset
 
     @property
     def changelog_offset(self) -> int | None:
         """Offset of the last changelog record in this database, ``None`` for a new one."""
-        raw = self.get(OFFSET_KEY)
-        return None if raw is None else int.from_bytes(raw, "big")
+        return self._offset
 
     def close(self) -> None:
-        """Flush, and release the database and its lock."""
+        """Write and flush everything, and release the database and its lock."""
+        self.flush()
         self._db.flush()
         self._db.close()
 
@@ -118,19 +159,20 @@ class RecordCache:
     """
 
     def __init__(self, records_max: int = 20_000) -> None:
-        self.records: dict[bytes, msgspec.Struct] = {}
+        self.records: dict[bytes, msgspec.Struct | None] = {}
         self._records_max = records_max
 
-    def keep(self, records: Iterable[tuple[bytes, msgspec.Struct | None]]) -> None:
-        """Remember what a turn used."""
+    def keep(self, records: Mapping[bytes, msgspec.Struct | None]) -> None:
+        """Remember what a turn changed; ``None``, for what it removed, is no answer: the store is asked."""
         cached = self.records
-        for key, record in records:
-            cached.pop(key, None)
-            if record is not None:
-                cached[key] = record
+        cached.update(records)
         if len(cached) > self._records_max:
-            for key in list(cached)[: len(cached) - self._records_max // 2]:
-                del cached[key]
+            # Rebuilt by one call in C; the dictionary itself stays, for working sets hold on to it.
+            newest = dict(islice(cached.items(), len(cached) - self._records_max // 2, None))
+            cached.clear()
+            cached.update(newest)
+            if len(records) <= self._records_max // 2:
+                cached.update(records)
 
 
 class WorkingSet:
@@ -142,52 +184,66 @@ class WorkingSet:
     def __init__(self, reader: Reader, cache: RecordCache | None = None) -> None:
         self._reader = reader
         self._cache = cache
-        self._cached: dict[bytes, msgspec.Struct] = {} if cache is None else cache.records
-        self._records: dict[bytes, msgspec.Struct | None] = {}
-        self._changed: dict[bytes, None] = {}
+        self._cached: dict[bytes, msgspec.Struct | None] = {} if cache is None else cache.records
+        self._read: dict[bytes, msgspec.Struct | None] = {}
+        self._changed: dict[bytes, msgspec.Struct | None] = {}
+        self._local: dict[bytes, msgspec.Struct | None] = {}
 
     def prefetch(self, keys: Iterable[bytes]) -> None:
         """Load records with one multi-get; only an optimisation, ``get`` loads what is missing."""
-        records, cached = self._records, self._cached
+        read, changed, cached = self._read, self._changed, self._cached
         wanted: list[bytes] = []
         for key in keys:
-            if key in records:
+            if key in read or key in changed:
                 continue
-            record = records[key] = cached.get(key)
+            record = read[key] = cached.get(key)
             if record is None:
                 wanted.append(key)
+        if not wanted:
+            return
         for key, raw in zip(wanted, self._reader.get_many(wanted), strict=True):
             if raw is not None:
-                records[key] = _decoders[key[:1]].decode(raw)
+                read[key] = _decoders[key[:1]].decode(raw)
 
     def committed(self) -> None:
         """The turn is committed: what it changed may serve the next one, which most often goes on with just that."""
         if self._cache is not None:
-            records = self._records
-            self._cache.keep([(key, records[key]) for key in self._changed])
+            self._cache.keep(self._changed)
+
+    def keep(self) -> None:
+        """What was read, and not changed, may serve a turn to come."""
+        if self._cache is not None:
+            self._cache.keep(self._read)
 
     def get(self, key: bytes, kind: type[S]) -> S | None:
         """The record as this turn sees it, or ``None``."""
-        try:
-            record = self._records[key]
-        except KeyError:
-            record = self._cached.get(key)
-            if record is None:
-                raw = self._reader.get(key)
-                record = None if raw is None else _decoders[key[:1]].decode(raw)
-            self._records[key] = record
+        record: Any = self._changed.get(key, _UNREAD)
+        if record is _UNREAD:
+            record = self._read.get(key, _UNREAD)
+            if record is _UNREAD:
+                record = self._read[key] = self._load(key)
         assert record is None or type(record) is kind, f"{key!r} holds {type(record).__name__}"
+        found: S | None = record
+        return found
+
+    def _load(self, key: bytes) -> msgspec.Struct | None:
+        record = self._cached.get(key)
+        if record is None:
+            raw = self._reader.get(key)
+            record = None if raw is None else _decoders[key[:1]].decode(raw)
         return record
 
     def put(self, key: bytes, record: msgspec.Struct) -> None:
         """Set a record; also needed after a change in place."""
-        self._records[key] = record
-        self._changed[key] = None
+        self._changed[key] = record
 
     def delete(self, key: bytes) -> None:
         """Remove a record."""
-        self._records[key] = None
         self._changed[key] = None
+
+    def put_local(self, key: bytes, record: msgspec.Struct | None) -> None:
+        """Set or remove a record that follows from others: it is on no changelog, and this turn will not ask for it."""
+        self._local[key] = record
 
     def scan(self, prefix: bytes, kind: type[S], after: bytes | None = None) -> Iterator[tuple[bytes, S]]:
         """Records under ``prefix`` in key order as this turn sees them."""
@@ -209,15 +265,22 @@ class WorkingSet:
 
     def _seen(self, item: tuple[bytes, bytes], kind: type[S]) -> Iterator[tuple[bytes, S]]:
         key, raw = item
-        if key not in self._records:
+        if key not in self._read:
             cached = self._cached.get(key)
-            self._records[key] = _decoders[key[:1]].decode(raw) if cached is None else cached
+            self._read[key] = _decoders[key[:1]].decode(raw) if cached is None else cached
         record = self.get(key, kind)
         if record is not None:
             yield key, record
 
-    def changes(self) -> list[tuple[bytes, bytes | None]]:
-        """Keys and new bytes of all that was changed; ``None`` is a removal."""
-        records = self._records
-        encode = _encoder.encode
-        return [(key, None if (record := records[key]) is None else encode(record)) for key in self._changed]
+    def changes(self) -> dict[bytes, bytes | None]:
+        """Keys and new bytes of all that was changed, in that order; ``None`` is a removal."""
+        return _encoded(self._changed)
+
+    def local_changes(self) -> dict[bytes, bytes | None]:
+        """The same of the records that follow from others."""
+        return _encoded(self._local)
+
+
+def _encoded(records: Mapping[bytes, msgspec.Struct | None]) -> dict[bytes, bytes | None]:
+    encode = _encoder.encode
+    return {key: None if record is None else encode(record) for key, record in records.items()}

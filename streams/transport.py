@@ -22,7 +22,7 @@ from faust.types import TP
 FETCH_WAIT_MS = 40
 #: A fetch that brings this many messages is followed by a pause, in which the next ones gather.
 BUSY_MESSAGES = 24
-BUSY_PAUSE_SECONDS = 0.01
+BUSY_PAUSE_SECONDS = 0.02
 
 
 class Fetched(dict[TP, list[Any]]):

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,11 +20,11 @@ import msgspec
 from schemas import envelope
 from schemas.commands import Command, Parked, RecoveryEnded
 from schemas.events import Event
-from schemas.states import LOCAL, TURN_KEY, Segment, TurnRecord
+from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
-from streams.producers import Message, ProducerPair
+from streams.producers import NO_HEADERS, Message, ProducerPair
 from streams.table import RecordCache, Store, WorkingSet
 
 log = logging.getLogger(__name__)
@@ -145,6 +145,7 @@ class Actor:
             if record is None:
                 raise StateError(f"{self.spec.table}/{self.partition}: no record {key!r}")
             found.append(record)
+        records.keep()
         return found
 
     async def _run(self) -> None:
@@ -190,7 +191,7 @@ class Actor:
         ends = await self._producers.publish(self._messages(changes, record, outbox, dead), now_ms)
         self._checkpoint(f"{self.spec.table}:committed")
         changelog = (self._names.changelog(self.spec.table), self.partition)
-        self._store.write(changes, changelog_offset=ends[changelog])
+        self._store.write(changes, records.local_changes(), changelog_offset=ends[changelog])
         self._checkpoint(f"{self.spec.table}:written")
         records.committed()
         self.record = record
@@ -251,11 +252,11 @@ class Actor:
             ("at_ms", str(now_ms).encode()),
             *delivery.headers,
         ]
-        return Message(delivery.topic.encode(), delivery.value, headers)
+        return delivery.topic.encode(), delivery.value, headers
 
     def _messages(
         self,
-        changes: Sequence[tuple[bytes, bytes | None]],
+        changes: Mapping[bytes, bytes | None],
         record: TurnRecord,
         outbox: Outbox,
         dead: Sequence[Message],
@@ -264,7 +265,7 @@ class Actor:
         prefix = self._names.topic_prefix
         for (topic, partition), queued in outbox.events.items():
             headers = envelope.headers_of(topic)
-            yield prefix + topic, partition, [Message(None, value, headers) for value in envelope.pack(queued)]
+            yield prefix + topic, partition, [(None, value, headers) for value in envelope.pack(queued)]
         for (topic, partition), messages in self._public(outbox.public).items():
             yield prefix + topic, partition, messages
         if dead:
@@ -272,12 +273,12 @@ class Actor:
         yield (
             prefix + "turns",
             self.partition,
-            [Message(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record))],
+            [(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record), NO_HEADERS)],
         )
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
-            [Message(key, value) for key, value in changes if key[:1] not in LOCAL],
+            [(key, value, NO_HEADERS) for key, value in changes.items()],
         )
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:
@@ -290,7 +291,7 @@ class Actor:
             if queue is None:
                 queue = grouped[(event.topic, partition)] = []
             headers = [*common, ("ce_id", event.id.encode()), ("ce_type", event.type.encode())]
-            queue.append(Message(event.key.encode(), event.data, headers))
+            queue.append((event.key.encode(), event.data, headers))
         return grouped
 
     def _set_timers(self, effects: Iterable[Effect], now_ms: int) -> None:

@@ -9,4 +9,4 @@ from streams.turn import AgentSpec
 def receipts_agent() -> AgentSpec:
     """The single writer of receipts, partitioned by lane."""
     topics = ("lane-control", "receipt-completions", "receipt-claims", "lease-heartbeats", "tool-requests")
-    return AgentSpec("receipts", topics, ReceiptsEngine(), gather_seconds=0.04, gather_events=200, cached_records=20_000)
+    return AgentSpec("receipts", topics, ReceiptsEngine(), gather_seconds=0.02, gather_events=200, cached_records=20_000)

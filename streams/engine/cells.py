@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from schemas import address
 from schemas.canonical import parse_json
-from schemas.events import CallsAnswered, CompiledColumn, Event, RowsAdded
+from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event, RowsAdded
 from schemas.states import TASK, record_key
 from streams.engine.program import Renderer, compile_template
 
@@ -18,10 +19,24 @@ def renderer(template: str) -> Renderer:
     return compile_template(parse_json(template))
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A column made ready to compute the cells of many rows."""
+
+    column: CompiledColumn
+    render: Renderer
+    #: From canonical input to receipt key (K1).
+    address: Callable[[bytes], str]
+
+
+def programs(org: str, play: CompiledPlay) -> tuple[Program, ...]:
+    """The columns of a play, in order, made ready."""
+    return tuple(_program(org, column) for column in play.columns)
+
+
 @lru_cache(maxsize=1024)
-def addresser(org: str, column: CompiledColumn) -> address.ReceiptAddresser:
-    """What makes the receipt keys of a column's cells (K1)."""
-    return address.ReceiptAddresser(
+def _program(org: str, column: CompiledColumn) -> Program:
+    addresser = address.ReceiptAddresser(
         org=org,
         scope=column.private_to,
         tool=column.tool,
@@ -29,6 +44,7 @@ def addresser(org: str, column: CompiledColumn) -> address.ReceiptAddresser:
         action_version=column.version,
         window=None,
     )
+    return Program(column, renderer(column.template), addresser.key)
 
 
 @lru_cache(maxsize=1024)

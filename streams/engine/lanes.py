@@ -92,7 +92,10 @@ class _Bucket:
     size: int = 0
 
     def add(self, entry: Entry) -> None:
-        self.runs.setdefault(entry.run, {})[entry.receipt] = entry
+        mine = self.runs.get(entry.run)
+        if mine is None:
+            mine = self.runs[entry.run] = {}
+        mine[entry.receipt] = entry
         self.size += 1
 
     def remove(self, entry: Entry) -> None:
@@ -252,7 +255,10 @@ class Lane:
         if entry.need.batch:
             self._repeats.setdefault(entry.need.batch, {})[entry.receipt] = entry
         else:
-            self._buckets.setdefault(entry.tool, _Bucket()).add(entry)
+            bucket = self._buckets.get(entry.tool)
+            if bucket is None:
+                bucket = self._buckets[entry.tool] = _Bucket()
+            bucket.add(entry)
 
     def _candidates(self) -> Iterator[tuple[float, str, str]]:
         """When each bucket and each batch to be repeated may leave."""

@@ -35,6 +35,10 @@ class Records(Protocol):
         """Remove the record."""
         ...
 
+    def put_local(self, key: bytes, record: msgspec.Struct | None) -> None:
+        """Set or remove a record that follows from others: it is on no changelog, and this turn will not ask for it."""
+        ...
+
     def scan(self, prefix: bytes, kind: type[S], after: bytes | None = None) -> Iterator[tuple[bytes, S]]:
         """Records under ``prefix`` in key order."""
         ...

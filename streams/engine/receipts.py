@@ -62,6 +62,7 @@ INLINE_BYTES_MAX = 1024
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
 _WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
+_LIVE = Verdict.LIVE
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
@@ -89,26 +90,39 @@ class _Turn:
         """Load the receipts that events touch with one multi-get."""
         names = self.names
         for event in events:
-            if isinstance(event, ToolRequested | AttemptEnded):
+            if isinstance(event, _OF_ONE):
                 key = event.receipt
                 if key not in names:
                     names[key] = RECEIPT + key.encode()
-            elif isinstance(event, BatchClaimed | LeaseReleased | LeaseExpired):
-                names.update((member.receipt, RECEIPT + member.receipt.encode()) for member in event.members)
+            elif isinstance(event, _OF_MANY):
+                for member in event.members:
+                    names[member.receipt] = RECEIPT + member.receipt.encode()
         self.records.prefetch(names.values())
 
     def receipt(self, key: str) -> Receipt:
         """The receipt's record, new where there is none; it counts as changed."""
-        receipt = self.touched.get(key)
-        if receipt is None:
+        try:
+            return self.touched[key]
+        except KeyError:
             name = self.names.get(key) or RECEIPT + key.encode()
             receipt = self.records.get(name, Receipt) or Receipt()
             self.records.put(name, receipt)
             self.touched[key] = receipt
-        return receipt
+            return receipt
 
-    def waiters(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
+    def changed(self, key: str, receipt: Receipt) -> None:
+        """A receipt that was only looked at has changed after all."""
+        if key not in self.touched:
+            self.records.put(RECEIPT + key.encode(), receipt)
+
+    def waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
         """All waiters of a receipt, the inline ones first."""
+        if not receipt.overflow:
+            return receipt.waiters.values()
+        return (waiter for _, waiter in self._all_waiters(key, receipt))
+
+    def calls(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
+        """The same, with the calls that wait."""
         return receipt.waiters.items() if not receipt.overflow else self._all_waiters(key, receipt)
 
     def _all_waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
@@ -296,12 +310,12 @@ class ReceiptsEngine:
             if attempt.lease != claim.lease:
                 lost.append(member.receipt)
                 continue
-            waiters = [waiter for _, waiter in turn.waiters(member.receipt, receipt)]
+            waiters = turn.waiters(member.receipt, receipt)
             if protocol.grantable(receipt, member.n, waiters, protocol.standing(receipt)):
                 granted.append(member.receipt)
                 continue
             lost.append(member.receipt)
-            if protocol.verdict(attempt, receipt.repeat) is Verdict.LIVE:
+            if protocol.verdict(attempt, receipt.repeat) is _LIVE:
                 released.append(member)
         if released:
             turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(claim.lease, tuple(released)))
@@ -310,18 +324,18 @@ class ReceiptsEngine:
     def _settle(self, turn: _Turn, key: str, receipt: Receipt) -> None:
         """Answer the waiters of a receipt, keep the index of open ones, and tell the lane."""
         stands = protocol.standing(receipt)
-        if receipt.attempts:
-            self._answer(turn, key, receipt, stands)
-        waiters = [waiter for _, waiter in turn.waiters(key, receipt) if protocol.stays(waiter)]
-        need = protocol.need(receipt, waiters, stands) if waiters else None
-        wanted = need is not None or stands.live
+        need = None
+        if not protocol.undisturbed(receipt, stands):
+            if receipt.attempts:
+                self._answer(turn, key, receipt, stands)
+            if receipt.current is None or receipt.refreshes:
+                need = protocol.need(receipt, turn.waiters(key, receipt), stands)
+        wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
             receipt.open = wanted
-            turn.records.put(RECEIPT + key.encode(), receipt)
-            if wanted:
-                turn.records.put(OPEN + key.encode(), _OPEN_ENTRY)
-            else:
-                turn.records.delete(OPEN + key.encode())
+            turn.changed(key, receipt)
+            turn.records.put_local(OPEN + key.encode(), _OPEN_ENTRY if wanted else None)
+            if not wanted:
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
@@ -329,7 +343,7 @@ class ReceiptsEngine:
     def _answer(self, turn: _Turn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count = 0
-        for call, waiter in turn.waiters(key, receipt):
+        for call, waiter in turn.calls(key, receipt):
             if not protocol.stays(waiter):
                 continue
             what, n = protocol.told(receipt, waiter, stands)
@@ -351,7 +365,7 @@ class ReceiptsEngine:
                 turn.records.put(record_key(WAITER, key, call), waiter)
         if not groups:
             return
-        turn.records.put(RECEIPT + key.encode(), receipt)
+        turn.changed(key, receipt)
         for (destination, what, n), calls in groups.items():
             answer = self._message(turn, key, receipt, what, n, tuple(calls))
             turn.outbox.send("tool-results", destination, answer)
@@ -375,6 +389,8 @@ class ReceiptsEngine:
         return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
 
 
+_OF_ONE = (ToolRequested, AttemptEnded)
+_OF_MANY = (BatchClaimed, LeaseReleased, LeaseExpired)
 _OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}
 _FLAG_AFTER = {
     Told.COMPLETED: Flag.DONE,

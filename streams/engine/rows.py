@@ -47,7 +47,7 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine.cells import addresser, call_of, cell_of, lane_partition, renderer, tasks_of
+from streams.engine.cells import Program, call_of, cell_of, lane_partition, programs, tasks_of
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.program import MissingField, look_up
 from streams.engine.sheet import published
@@ -60,8 +60,8 @@ INPUT_BYTES_MAX = EVENT_BYTES_MAX - (64 << 10)
 # Members of enums, bound once: see ``protocol``.
 _OPEN, _UNKNOWN, _COMPLETED, _FAILED = RowStatus.OPEN, RowStatus.UNKNOWN, RowStatus.COMPLETED, RowStatus.FAILED
 _RUNNING, _SKIPPED, _CELL_UNKNOWN = CellStatus.RUNNING, CellStatus.SKIPPED, CellStatus.UNKNOWN
-_CACHE = Mark.CACHE
-
+_CACHED, _CELL_COMPLETED = CellStatus.CACHED, CellStatus.COMPLETED
+_CACHE, _NORMAL, _ANSWERED, _NO_RESULT = Mark.CACHE, Mode.NORMAL, Answer.COMPLETED, Answer.NO_RESULT
 
 _MARK_NAMES = {mark: mark.value for mark in Mark}
 _STATUS_NAMES = {status: status.value for status in RowStatus}
@@ -76,6 +76,7 @@ class _Turn:
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     calls: dict[str, dict[str, int]] = field(default_factory=dict)
     shares: dict[str, RunShare] = field(default_factory=dict)
+    ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
 
     def share(self, run: str) -> RunShare:
         """What this partition knows of a run; new where nothing is known."""
@@ -84,6 +85,14 @@ class _Turn:
             share = self.records.get(record_key(SHARE, run), RunShare) or RunShare()
             self.shares[run] = share
         return share
+
+    def programs(self, run: str, share: RunShare) -> tuple[Program, ...]:
+        """The columns of a run's play, made ready once a turn."""
+        found = self.ready.get(run)
+        if found is None:
+            assert share.play is not None
+            found = self.ready[run] = programs(share.org, share.play)
+        return found
 
     def count(self, run: str, state: str, change: int = 1) -> None:
         """Change a row counter."""
@@ -146,20 +155,22 @@ class RowsEngine:
         if share.play is None or share.closed:
             return
         tasks, sheets = record_key(TASK, event.run, ""), record_key(SHEET, share.play.dataset, "")
-        turn.records.prefetch([sheets + row.key.encode() for row in event.rows])
-        for row in event.rows:
-            name = tasks + row.key.encode()
-            task = turn.records.get(name, Task)
+        records, seen = turn.records, 0
+        names = [row.key.encode() for row in event.rows]
+        records.prefetch([sheets + name for name in names])
+        for row, key in zip(event.rows, names, strict=True):
+            name = tasks + key
+            task = records.get(name, Task)
             if task is not None:
                 if row.position != task.row.position and row.position not in task.duplicates:
                     task.duplicates = (*task.duplicates, row.position)
-                    turn.records.put(name, task)
+                    records.put(name, task)
                     turn.count(event.run, "seen")
                     turn.count(event.run, "duplicate")
                 continue
-            turn.count(event.run, "seen")
-            task = Task(row=row, cells={})
-            sheet = turn.records.get(sheets + row.key.encode(), SheetRow)
+            seen += 1
+            task = Task(row, {})
+            sheet = records.get(sheets + key, SheetRow)
             if share.cancelled:
                 task.status = RowStatus.SKIPPED
                 turn.count(event.run, "skipped")
@@ -168,7 +179,9 @@ class RowsEngine:
                 turn.count(event.run, "reused")
             else:
                 self._advance(turn, event.run, share, task)
-            turn.records.put(name, task)
+            records.put(name, task)
+        if seen:
+            turn.count(event.run, "seen", seen)
 
     def _stands(self, share: RunShare, sheet: SheetRow, row: AddedRow) -> bool:
         """An earlier run's result is this run's too: same play revision, same input, not forced (M2)."""
@@ -179,40 +192,54 @@ class RowsEngine:
 
     def _advance(self, turn: _Turn, run: str, share: RunShare, task: Task) -> None:
         """Compute the next columns of a row until one must be asked for, or the row is settled."""
-        assert share.play is not None
-        columns = share.play.columns
-        values: dict[str, Any] | None = None
-        while task.column < len(columns):
-            column = columns[task.column]
-            if values is None:
-                values = self._values(task)
-            if column.needs and any(values.get(name) in (None, "") for name in column.needs):
-                task.cells[column.name] = Cell(CellStatus.SKIPPED, run=run)
+        programs = turn.programs(run, share)
+        if task.column < len(programs):
+            values = self._values(task)
+            while task.column < len(programs):
+                program = programs[task.column]
+                if not self._skips(run, task, program.column, values):
+                    self._compute(turn, run, share, task, program, values)
+                    return
+        computed = False
+        for cell in task.cells.values():
+            if cell.status is not _SKIPPED:
+                computed = True
+                break
+        self._settle(turn, run, share, task, _COMPLETED if computed else RowStatus.SKIPPED)
+
+    def _skips(self, run: str, task: Task, column: CompiledColumn, values: dict[str, Any]) -> bool:
+        """Skip a column that lacks what it needs (C3)."""
+        for needed in column.needs:
+            if values.get(needed) in (None, ""):
+                task.cells[column.name] = Cell(_SKIPPED, run=run)
                 values[column.name] = None
                 task.column += 1
-                continue
-            try:
-                text = canonical(renderer(column.template)(values))
-            except (MissingField, UncanonicalValue) as error:
-                fault = Fault("bad_input", f"column {column.name}: {error}")
-                task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
-                self._settle(turn, run, share, task, RowStatus.FAILED)
-                return
-            if len(text) > INPUT_BYTES_MAX:
-                message = f"column {column.name}: its input has {len(text):,} bytes; at most {INPUT_BYTES_MAX:,} can be asked for"
-                task.cells[column.name] = Cell(CellStatus.FAILED, fault=Fault("input_too_large", message), run=run)
-                self._settle(turn, run, share, task, RowStatus.FAILED)
-                return
-            if share.cancelled or share.closing:
-                # A value that came after the run's end is kept in the sheet; nothing more is asked for.
-                self._settle(turn, run, share, task, RowStatus.UNKNOWN)
-                return
-            receipt = addresser(share.org, column).key(text)
-            task.cells[column.name] = Cell(CellStatus.RUNNING, receipt=receipt, run=run)
-            self._ask(turn, run, share, task, column, receipt, text)
+                return True
+        return False
+
+    def _compute(self, turn: _Turn, run: str, share: RunShare, task: Task, program: Program, values: dict[str, Any]) -> None:
+        """Ask for a cell, or settle the row where that cannot be done."""
+        column = program.column
+        try:
+            text = canonical(program.render(values))
+        except (MissingField, UncanonicalValue) as error:
+            self._cannot(turn, run, share, task, column, Fault("bad_input", f"column {column.name}: {error}"))
             return
-        computed = any(cell.status is not _SKIPPED for cell in task.cells.values())
-        self._settle(turn, run, share, task, RowStatus.COMPLETED if computed else RowStatus.SKIPPED)
+        if len(text) > INPUT_BYTES_MAX:
+            message = f"column {column.name}: its input has {len(text):,} bytes; at most {INPUT_BYTES_MAX:,} can be asked for"
+            self._cannot(turn, run, share, task, column, Fault("input_too_large", message))
+            return
+        if share.cancelled or share.closing:
+            # A value that came after the run's end is kept in the sheet; nothing more is asked for.
+            self._settle(turn, run, share, task, _UNKNOWN)
+            return
+        receipt = program.address(text)
+        task.cells[column.name] = Cell(_RUNNING, None, receipt, None, None, run)
+        self._ask(turn, run, share, task, column, receipt, text)
+
+    def _cannot(self, turn: _Turn, run: str, share: RunShare, task: Task, column: CompiledColumn, fault: Fault) -> None:
+        task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
+        self._settle(turn, run, share, task, _FAILED)
 
     def _values(self, task: Task) -> dict[str, Any]:
         values: dict[str, Any] = parse_json(task.row.fields)  # type: ignore[assignment]
@@ -230,22 +257,22 @@ class RowsEngine:
         receipt: str,
         text: bytes,
     ) -> None:
-        mode, refresh = Mode.NORMAL, None
+        mode, refresh = _NORMAL, None
         if share.force_tool_refresh:
             mode, refresh = Mode.FULL_REFRESH, address.refresh_id(run=run)
         elif share.force or task.refreshed:
             mode, refresh = Mode.FAILED_REFRESH, address.refresh_id(run=run)
         request = ToolRequested(
-            receipt=receipt,
-            call=call_of(run, task.row.key, column.name, task.refreshed),
-            run=run,
-            destination=turn.context.partition,
-            lane=column.lane,
-            tool=column.tool,
-            repeat=column.repeat,
-            input=text,
-            mode=mode,
-            refresh=refresh,
+            receipt,
+            call_of(run, task.row.key, column.name, task.refreshed),
+            run,
+            turn.context.partition,
+            column.lane,
+            column.tool,
+            column.repeat,
+            text,
+            mode,
+            refresh,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
@@ -261,36 +288,38 @@ class RowsEngine:
         if cell is None or cell.status not in (_RUNNING, _CELL_UNKNOWN):
             return
         turn.records.put(name, task)
+        answer = event.answer
+        if answer is _ANSWERED or answer is _NO_RESULT:
+            turn.called(run, mark)
+            cell.status = _CACHED if mark is _CACHE else _CELL_COMPLETED
+            cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
+            cell.mark, cell.fault = mark, None
+            task.column += 1
+            self._advance(turn, run, share, task)
+            return
         if self._asks_again(turn, run, share, task, mark, event):
             return
-        if event.answer is not Answer.UNKNOWN:
-            turn.called(run, mark)
         cell.mark, cell.fault = mark, event.fault
-        match event.answer:
-            case Answer.COMPLETED | Answer.NO_RESULT:
-                cell.status = CellStatus.CACHED if mark is _CACHE else CellStatus.COMPLETED
-                cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
-                cell.fault = None
-                task.column += 1
-                self._advance(turn, run, share, task)
+        match answer:
             case Answer.FAILED:
+                turn.called(run, mark)
                 cell.status = CellStatus.FAILED
                 self._settle(turn, run, share, task, RowStatus.FAILED)
             case Answer.UNKNOWN:
                 cell.status = CellStatus.UNKNOWN
                 self._settle(turn, run, share, task, RowStatus.UNKNOWN)
             case _:
-                assert_never(event.answer)
+                assert_never(answer)
 
     def _asks_again(self, turn: _Turn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered) -> bool:
         """A repairable failure of an earlier run is asked for again, once, as a refresh of this run's own (R5)."""
         repairable = event.answer is Answer.FAILED and event.fault is not None and event.fault.repairable
-        if not (repairable and mark is Mark.CACHE and task.refreshed == 0) or share.play is None:
+        if not (repairable and mark is Mark.CACHE and task.refreshed == 0):
             return False
         task.refreshed = 1
-        column = share.play.columns[task.column]
-        text = canonical(renderer(column.template)(self._values(task)))
-        self._ask(turn, run, share, task, column, event.receipt, text)
+        program = turn.programs(run, share)[task.column]
+        text = canonical(program.render(self._values(task)))
+        self._ask(turn, run, share, task, program.column, event.receipt, text)
         return True
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:
@@ -305,7 +334,7 @@ class RowsEngine:
                 turn.count(run, "unknown", -1)
             task.status = status
             turn.count(run, _STATUS_NAMES[status])
-        if status is RowStatus.FAILED and len(share.samples) < SAMPLES_MAX:
+        if status is _FAILED and len(share.samples) < SAMPLES_MAX:
             column, fault = next((name, cell.fault) for name, cell in task.cells.items() if cell.fault)
             share.samples = (*share.samples, (task.row.position, column, fault.message if fault else ""))
         dataset = share.play.dataset
@@ -313,19 +342,13 @@ class RowsEngine:
         if status is _UNKNOWN:
             # The task goes on with its cells.
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
-        sheet = SheetRow(
-            position=task.row.position,
-            fields=task.row.fields,
-            cells=cells,
-            status=status,
-            run=run,
-            revision=share.play.revision,
-        )
-        turn.records.put(record_key(SHEET, dataset, task.row.key), sheet)
-        turn.outbox.public.append(published(dataset, task.row.key, sheet, turn.context.now_ms))
-        if status is not RowStatus.UNKNOWN:
+        row = task.row
+        sheet = SheetRow(row.position, row.fields, cells, status, run, share.play.revision)
+        turn.records.put(record_key(SHEET, dataset, row.key), sheet)
+        turn.outbox.public.append(published(dataset, row.key, sheet, turn.context.now_ms))
+        if status is not _UNKNOWN:
             # The sheet has it all; of the task only its identity is needed from here on.
-            task.row, task.cells = AddedRow(task.row.position, task.row.key, b""), {}
+            task.row, task.cells = AddedRow(row.position, row.key, b""), {}
 
     def _cancel(self, turn: _Turn, run: str) -> None:
         """Nothing more for this run: its open rows are skipped, what they wait for is withdrawn; calls in flight go on (M15)."""

@@ -147,7 +147,8 @@ def _by_key(form: BatchForm, match_key: str, members: tuple[CallMember, ...], it
         if key in found:
             repeated.add(key)
         # Without the key, which is ours: one and the same input has one output, called for alone or in a batch.
-        found[key] = {name: value for name, value in item.items() if name != match_key}
+        del item[match_key]
+        found[key] = item
 
     def outcome(receipt: str) -> MemberOutcome:
         if receipt in repeated:

@@ -46,7 +46,7 @@ class CountingReader(DictReader):
 
 def commit(records: WorkingSet, reader: DictReader) -> None:
     """What the turn does: write the changes, then let the cache have them."""
-    for key, value in records.changes():
+    for key, value in (records.changes() | records.local_changes()).items():
         if value is None:
             reader.data.pop(key, None)
         else:
@@ -136,9 +136,9 @@ def test_a_change_in_place_is_written_only_when_it_is_put() -> None:
     record = records.get(A, Ask)
     assert record is not None
     record.input = b"2"
-    assert records.changes() == []
+    assert records.changes() == {}
     records.put(A, record)
-    assert records.changes() == [(A, raw(b"2"))]
+    assert records.changes() == {A: raw(b"2")}
 
 
 def test_changes_are_named_once_with_their_last_bytes_in_the_order_of_the_first_change() -> None:
@@ -148,7 +148,7 @@ def test_changes_are_named_once_with_their_last_bytes_in_the_order_of_the_first_
     records.put(B, Ask(b"2"))
     records.put(C, Ask(b"3"))
     records.delete(C)
-    assert records.changes() == [(B, raw(b"2")), (A, None), (C, None)]
+    assert list(records.changes().items()) == [(B, raw(b"2")), (A, None), (C, None)]
 
 
 def test_a_record_is_read_once_a_turn_and_is_the_same_object() -> None:
@@ -216,7 +216,7 @@ def test_what_a_committed_turn_deleted_is_gone_from_the_cache() -> None:
         else:
             records.delete(A)
         commit(records, reader)
-    assert cache.records == {}
+    assert not any(cache.records.values())
     assert WorkingSet(reader, cache).get(A, Ask) is None
 
 
@@ -229,15 +229,15 @@ def test_a_turn_that_is_not_committed_leaves_nothing_in_the_cache() -> None:
 def test_a_full_cache_keeps_what_was_changed_last() -> None:
     cache = RecordCache(10)
     for number in range(100):
-        cache.keep([(bytes([number]), Ask(b""))])
-        cache.keep([(b"hot", Ask(b""))])
+        cache.keep({bytes([number]): Ask(b"")})
+        cache.keep({b"hot": Ask(b"")})
         assert len(cache.records) <= 10
         assert {bytes([number]), b"hot"} <= cache.records.keys()
 
 
 def test_one_large_turn_does_not_exceed_the_bound_of_the_cache() -> None:
     cache = RecordCache(10)
-    cache.keep([(bytes([number]), Ask(b"")) for number in range(100)])
+    cache.keep({bytes([number]): Ask(b"") for number in range(100)})
     assert len(cache.records) <= 10
     assert bytes([99]) in cache.records
 
@@ -258,7 +258,7 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path, memory: StoreMemory) 
         yield CountingReader(records)
         return
     with closing(Store(tmp_path / "0", memory)) as store:
-        store.write(records.items(), changelog_offset=0)
+        store.write(records, changelog_offset=0)
         yield store
 
 
@@ -298,7 +298,7 @@ def test_a_store_keeps_what_a_dictionary_would_also_over_reopening(
     with tempfile.TemporaryDirectory() as folder:
         for offset, batch in enumerate(batches):
             with closing(Store(Path(folder) / "0", memory)) as store:
-                store.write(batch, changelog_offset=offset)
+                store.write(dict(batch), changelog_offset=offset)
             for key, value in batch:
                 if value is None:
                     model.pop(key, None)

@@ -63,7 +63,7 @@ class Table:
         """Fold events in one turn and return what it owes."""
         records, outbox = WorkingSet(self.reader), Outbox()
         self.engine.turn(records, events, outbox, Context(self.partition, self.partitions, self.generation, self.now_ms))
-        for key, value in records.changes():
+        for key, value in (records.changes() | records.local_changes()).items():
             if value is None:
                 self.reader.data.pop(key, None)
             else:
