@@ -89,7 +89,7 @@ class Refold:
         records = WorkingSet(self.store, self._cache)
         context = Context(self.partition, self._partitions, record.generation, record.at_ms)
         self._engine.turn(records, events, Unsent(), context)
-        self.store.write(records.changes(), changelog_offset=record.turn)
+        self.store.write(records.changes(), records.local_changes(), changelog_offset=record.turn)
         records.committed()
         self.record = record
         self.events += len(events)

@@ -199,10 +199,10 @@ async def read_changelog(
     found, deadline = 0, time.monotonic() + SHOWN_SECONDS
     #: Behind the turn's record, which is its last: those of the next turn, or, where none follows, what belongs to no turn. Whoever
     #: recovers the table would take that in.
-    behind: list[tuple[bytes, bytes | None]] = []
+    behind: dict[bytes, bytes | None] = {}
     next_began = False
     while not next_began and (found < turn or await consumer.position(tp) < end):
-        changes: list[tuple[bytes, bytes | None]] = []
+        changes: dict[bytes, bytes | None] = {}
         fetched = (await consumer.getmany(tp, timeout_ms=500)).get(tp, ())
         for record in fetched:
             if record.key == TURN_KEY:
@@ -214,7 +214,7 @@ async def read_changelog(
                     raise StateError(
                         f"{tp.topic}/{partition}@{record.offset}: compacted beyond turn {turn:,}; the next is {found:,}"
                     )
-            (changes if found < turn or record.key == TURN_KEY else behind).append((record.key, record.value))
+            (changes if found < turn or record.key == TURN_KEY else behind)[record.key] = record.value
         if fetched:
             store.write(changes, changelog_offset=fetched[-1].offset)
             deadline = time.monotonic() + SHOWN_SECONDS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from schemas.events import Event
 from streams.engine.port import Context, Engine, Outbox
@@ -33,9 +34,15 @@ class DictReader:
 class DictStore(DictReader):
     """A store that can be written, too."""
 
-    def write(self, changes: Iterable[tuple[bytes, bytes | None]], *, changelog_offset: int) -> None:
+    def write(
+        self,
+        changes: Mapping[bytes, bytes | None],
+        local_changes: Mapping[bytes, bytes | None] = MappingProxyType({}),
+        *,
+        changelog_offset: int,
+    ) -> None:
         """Apply changes."""
-        for key, value in changes:
+        for key, value in (*changes.items(), *local_changes.items()):
             if value is None:
                 self.data.pop(key, None)
             else:
