@@ -34,6 +34,8 @@ from streams.until import EVERYTHING, Cut, Until, UntilOffset, UntilTime, UntilT
 
 #: Differing keys that are named.
 NAMED_MAX: Final = 5
+#: Records that gather before they go to RocksDB: a receipt is written some three times in its life, mostly soon one after the other.
+PENDING_RECORDS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ async def _partition(plan: Plan, partition: int) -> tuple[list[Replayed], Pace]:
         opened.callback(shutil.rmtree, room, ignore_errors=True)
         folds: dict[str, Refold] = {}
         for table in TABLES:
-            store = opened.enter_context(contextlib.closing(Store(room / table, memory)))
+            store = opened.enter_context(contextlib.closing(Store(room / table, memory, pending_max=PENDING_RECORDS)))
             folds[table] = Refold(table, partition, settings.partitions, store, cached_records=plan.cached_records)
         async with consumer_of(settings) as consumer:
             await _fold(PartitionLog(consumer, settings, partition), folds, plan.cut, pace)
