@@ -34,7 +34,7 @@ from streams.until import EVERYTHING, Cut, Until, UntilOffset, UntilTime, UntilT
 
 #: Differing keys that are named.
 NAMED_MAX: Final = 5
-#: Records that gather before they go to RocksDB: a receipt is written some three times in its life, mostly soon one after the other.
+#: Records that gather before they go to RocksDB: a receipt is written some three times in its life, mostly soon after another.
 PENDING_RECORDS: Final = 20_000
 
 
