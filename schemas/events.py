@@ -57,7 +57,8 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     template: str
     #: Fields that must be present and not empty, or the cell is skipped.
     needs: tuple[str, ...] = ()
-    #: Path into the output that becomes the cell's value, ``None`` for all of it.
+    #: Path into the output that becomes the cell's value, or, as a JSON object, what `streams.engine.getters` makes of it;
+    #: ``None`` for all of it.
     extract: str | None = None
     #: Name of the play's dataset where receipts are private to it, ``None`` where they are shared.
     private_to: str | None = None

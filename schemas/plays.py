@@ -2,28 +2,110 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
+
+from schemas.fetch import FETCH, Fetch
 
 ColumnName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
+
+
+#: A path into JSON, as an extraction uses it: ``result.items.0``.
+ValuePath = Annotated[str, StringConstraints(pattern=r"^[^{]")]
+GetterName = Literal["email_status", "boolean", "number", "text"]
+#: Places that a getter can be told of; where it is told nothing it looks under the usual names.
+GETTER_PATHS: Final[Mapping[str, frozenset[str]]] = {"email_status": frozenset({"status", "catch_all"})}
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Getter(_Model):
+    """A typed reading of what was extracted (P9)."""
+
+    name: GetterName
+    #: Where the getter finds what it reads.
+    paths: dict[str, ValuePath] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _paths_are_known(self) -> Self:
+        known = GETTER_PATHS.get(self.name, frozenset())
+        if unknown := sorted(set(self.paths) - known):
+            raise ValueError(
+                f"getter {self.name!r} has no path {', '.join(unknown)}; known are: {', '.join(sorted(known)) or 'none'}"
+            )
+        return self
+
+
+def _named(value: object) -> object:
+    """``getter = "email_status"`` is short for a getter without paths."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class Column(_Model):
-    """One computed column: a tool, and a template over the row that becomes the tool's input (C1)."""
+    """One computed column: a tool and a template over the row that becomes its input (C1), or a ``fetch`` (C2)."""
 
     name: ColumnName
-    #: ``provider.tool`` of the providers file.
-    tool: str
-    input: dict[str, Any]
+    #: ``provider.tool`` of the providers file, with ``input``; absent with ``fetch``.
+    tool: str | None = None
+    input: dict[str, Any] | None = None
+    fetch: Fetch | None = None
     #: Fields without which the cell is skipped; it then costs nothing (C3).
     needs: tuple[str, ...] = ()
-    #: Path into the output that becomes the cell; absent: all of it.
-    extract: str | None = None
+    #: Path into the output that becomes the cell, or several by name, which become an object; absent: all of it.
+    extract: Annotated[str, StringConstraints(pattern=r"^([^{]|$)")] | dict[str, ValuePath] | None = None
+    #: How the cell is read from what was extracted; absent: as it is.
+    getter: Annotated[Getter, BeforeValidator(_named)] | None = None
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> Self:
+        if self.fetch is not None and (self.tool is not None or self.input is not None):
+            raise ValueError(f"column {self.name!r} has fetch, and tool or input beside it; it needs exactly one of the two")
+        if self.fetch is None and self.tool is None:
+            raise ValueError(f"column {self.name!r} has neither tool nor fetch")
+        if self.fetch is None and self.input is None:
+            raise ValueError(f"column {self.name!r} has a tool and no input")
+        if self.tool is not None and self.tool.partition(".")[0] == FETCH:
+            # Its input would let a row name the secrets that are sent.
+            raise ValueError(
+                f"column {self.name!r}: {self.tool} is built in; write fetch = {{ url = ... }} instead of tool and input"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_the_other(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The dump is what a play's revision digests: a kind of column that a play does not use must not change it.
+        unused = ["fetch"] if self.fetch is None else ["tool", "input"]
+        if self.getter is None:
+            unused.append("getter")
+        return {name: value for name, value in handler(self).items() if name not in unused}
+
+    @property
+    def tool_name(self) -> str:
+        """The tool that is asked, built-in ones included."""
+        return self.fetch.tool if self.fetch is not None else self.tool or ""
+
+    @property
+    def tool_input(self) -> dict[str, Any]:
+        """The template that becomes the tool's input."""
+        return self.fetch.input if self.fetch is not None else self.input or {}
+
+    @property
+    def input_field(self) -> str:
+        """The field of the column in which that template stands, for messages."""
+        return "input" if self.fetch is None else "fetch"
 
 
 class Play(_Model):

@@ -1,4 +1,4 @@
-"""A providers file: HTTP providers and their tools, described in TOML, so that adding one needs no code.
+"""A providers file: providers and their tools, described in TOML, so that adding one over HTTP needs no code.
 
 What a user writes; validated as a whole, with every fault named by its place in the file. Secrets stand here by reference only.
 """
@@ -6,17 +6,60 @@ What a user writes; validated as a whole, with every fault named by its place in
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from functools import cached_property
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from schemas.events import Repeat
+from schemas.fetch import FETCH, METHODS, SAFE_METHODS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 #: ``env:NAME`` or ``file:/path``: where a worker finds a secret. The secret itself never stands in a file or an event.
 SecretReference = Annotated[str, StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 #: A path into JSON: ``result.items`` or ``result.items.0``; empty for the whole.
 Path = Annotated[str, StringConstraints(pattern=r"^$|^[^.\s]+(\.[^.\s]+)*$")]
+#: A name in the entry-point group ``paidonce.tools``, or ``package.module:function``.
+EntryPoint = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+]
+
+_http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
+_LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
+
+
+def _origin(text: str) -> str:
+    """``scheme://host:port``, as `origin_of` writes it, of a URL that is nothing but an origin."""
+    # The text is not repeated: where it is no origin, a secret may stand in it.
+    message = "no origin: expected for example https://api.example.com, without user, path and query"
+    try:
+        url = _http_url.validate_python(text)
+    except ValidationError as error:
+        raise ValueError(message) from error
+    if url.username or url.password or url.query is not None or url.fragment is not None or url.path not in (None, "/"):
+        raise ValueError(message)
+    return origin_of(url.scheme, url.host or "", url.port or 0)
+
+
+def origin_of(scheme: str, host: str, port: int) -> str:
+    """The one text of an origin, for comparing; the port is always named."""
+    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}".lower()
+
+
+#: Where a server is reached: scheme, host and port.
+Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class _Model(BaseModel):
@@ -69,26 +112,32 @@ class Price(_Model):
     currency: str = "USD"
 
 
-class Tool(_Model):
-    """One operation of a provider."""
+class _Terms(_Model):
+    """What every tool states, however it is called."""
 
-    method: Literal["GET", "POST", "PUT", "PATCH"] = "POST"
-    path: str
     version: str = "1"
     #: How the tool may be called again after an answer was lost (U1).
     repeat: Repeat = Repeat.NEVER
-    #: Path of the output in the answer; empty for the whole answer.
-    result: Path = ""
-    batch: BatchForm | None = None
     price: Price = Price()
     timeout_seconds: float = Field(default=60.0, gt=0)
     #: Whether equal asks of different plays share one receipt (K1).
     shared: bool = True
 
 
-class Provider(_Model):
-    """One provider: where it is, how it is paid and paced, and what it offers."""
+class Tool(_Terms):
+    """One operation of a provider over HTTP."""
 
+    method: Literal["GET", "POST", "PUT", "PATCH"] = "POST"
+    path: str
+    #: Path of the output in the answer; empty for the whole answer.
+    result: Path = ""
+    batch: BatchForm | None = None
+
+
+class Provider(_Model):
+    """One provider over HTTP: where it is, how it is paid and paced, and what it offers."""
+
+    kind: Literal["http"] = "http"
     base_url: HttpUrl
     auth: Auth | None = None
     idempotency_header: str | None = "Idempotency-Key"
@@ -100,6 +149,10 @@ class Provider(_Model):
     def url(self) -> str:
         """The base URL without a slash at its end."""
         return str(self.base_url).rstrip("/")
+
+    def secret_references(self) -> dict[str, str]:
+        """References of its secrets, by their place in its description."""
+        return {} if self.auth is None else {"auth.secret": self.auth.secret}
 
     @field_validator("base_url")
     @classmethod
@@ -119,18 +172,135 @@ class Provider(_Model):
         return self
 
 
+class FetchSecret(_Model):
+    """A secret that plays may put into a header of a ``fetch``, and the only origins that it goes to (F5)."""
+
+    secret: SecretReference
+    origins: tuple[Origin, ...] = Field(min_length=1)
+    #: The account that the secret belongs to; part of the receipts' identity, unlike the secret (K3).
+    account: str | None = Field(default=None, min_length=1)
+
+
+class FetchSettings(_Model):
+    """What an operator allows and forbids the column kind ``fetch``."""
+
+    #: Origins beyond the public internet, as ``http://10.0.0.5:8080``; everything else there is refused (F4).
+    allow: tuple[Origin, ...] = ()
+    secrets: dict[Name, FetchSecret] = Field(default_factory=dict)
+    #: For all fetches of an organisation together, whichever servers they go to.
+    pace: Pace = Pace(requests_per_second=50, burst=10, concurrency=32)
+    #: Limits of a request: until its headers are there, from then until its body is, and of all with tries and redirects (F2).
+    headers_seconds: float = Field(default=30.0, gt=0, le=600)
+    body_seconds: float = Field(default=30.0, gt=0, le=600)
+    total_seconds: float = Field(default=120.0, gt=0, le=600)
+    #: Largest body that is kept, once decoded; a receipt has 8 MB in all.
+    body_bytes_max: int = Field(default=2 << 20, ge=1, le=5 << 20)
+
+    @model_validator(mode="after")
+    def _secrets_stay_private(self) -> Self:
+        for name, entry in self.secrets.items():
+            for origin in entry.origins:
+                if not (origin.startswith("https:") or origin in self.allow or _LOOPBACK.match(origin)):
+                    raise ValueError(
+                        f"secret {name!r} may not go to {origin}: secrets are sent over TLS; use https, or put it into allow"
+                    )
+        return self
+
+
+class PythonBatch(_Model):
+    """The function that takes many inputs at once, and how its results are told apart (B4)."""
+
+    entry_point: EntryPoint
+    size_max: int = Field(ge=2, le=10_000)
+    window_ms: int = Field(default=250, ge=0, le=60_000)
+    #: Results are a list in the order of the inputs, or a mapping by the inputs' keys.
+    match: Literal["position", "key"] = "position"
+
+
+class PythonTool(_Terms):
+    """One operation as an async function. Which function it is, is no part of a receipt's identity: ``version`` is."""
+
+    entry_point: EntryPoint
+    batch: PythonBatch | None = None
+
+
+class PythonProvider(_Model):
+    """A provider that is called by async Python functions in the worker's process."""
+
+    kind: Literal["python"]
+    #: Who pays at the provider; part of the receipts' identity (K3).
+    account: str | None = Field(default=None, min_length=1)
+    #: What the functions are given, by name; references here, as everywhere.
+    secrets: dict[Name, SecretReference] = Field(default_factory=dict)
+    pace: Pace = Pace()
+    tools: dict[Name, PythonTool] = Field(min_length=1)
+
+    @property
+    def url(self) -> str:
+        """What stands for a base URL in the receipts' identity: where a function sends its requests is its own matter."""
+        return "python://"
+
+    def secret_references(self) -> dict[str, str]:
+        """References of its secrets, by their place in its description."""
+        return {f"secrets.{name}": reference for name, reference in self.secrets.items()}
+
+    @model_validator(mode="after")
+    def _payer_is_known(self) -> Self:
+        # A function may find credentials by itself. Receipts of accounts that nobody named would be shared between them (K3).
+        if self.account is None and not self.secrets:
+            raise ValueError('names neither account nor secrets; where no credentials are needed, say account = "anonymous"')
+        return self
+
+
+_KINDS: Final[dict[str, type[Provider] | type[PythonProvider]]] = {"http": Provider, "python": PythonProvider}
+
+
+def _by_kind(value: object) -> object:
+    """Read a provider by its ``kind``. A tagged union would put the tag into the place that a fault is reported at."""
+    if isinstance(value, Provider | PythonProvider):
+        return value
+    kind = value.get("kind", "http") if isinstance(value, dict) else "http"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"kind is {kind!r}; known are {', '.join(_KINDS)}")
+    return _KINDS[kind].model_validate(value)
+
+
+AnyProvider: TypeAlias = Provider | PythonProvider
+AnyTool: TypeAlias = Tool | PythonTool
+
+
 class Providers(_Model):
-    """The whole file: providers by name."""
+    """The whole file: providers by name, and what ``fetch`` may do."""
 
-    providers: dict[Name, Provider] = Field(default_factory=dict)
+    providers: dict[Name, Annotated[AnyProvider, BeforeValidator(_by_kind)]] = Field(default_factory=dict)
+    fetch: FetchSettings = FetchSettings()
 
-    def tool(self, name: str) -> tuple[Provider, Tool] | None:
+    @field_validator("providers")
+    @classmethod
+    def _no_name_is_taken(cls, providers: dict[str, AnyProvider]) -> dict[str, AnyProvider]:
+        if FETCH in providers:
+            raise ValueError(f"{FETCH!r} is the name of the built-in column kind; give this provider another name")
+        return providers
+
+    @cached_property
+    def _fetch(self) -> Provider:
+        # To lanes, calls and receipts a fetch is a provider like any other; its address is never dialled.
+        tools = {
+            method.lower(): Tool(path="/", repeat=Repeat.FREELY if method in SAFE_METHODS else Repeat.NEVER) for method in METHODS
+        }
+        return Provider(base_url=HttpUrl("https://fetch.invalid"), idempotency_header=None, pace=self.fetch.pace, tools=tools)
+
+    def provider(self, name: str) -> AnyProvider | None:
+        """The provider of a lane or tool, the built-in one included, or ``None``."""
+        return self._fetch if name == FETCH else self.providers.get(name)
+
+    def tool(self, name: str) -> tuple[AnyProvider, AnyTool] | None:
         """Provider and tool of ``provider.tool``, or ``None``."""
         provider_name, _, tool_name = name.partition(".")
-        provider = self.providers.get(provider_name)
+        provider = self.provider(provider_name)
         tool = None if provider is None else provider.tools.get(tool_name)
         return None if provider is None or tool is None else (provider, tool)
 
     def tool_names(self) -> list[str]:
-        """All names that a play may use."""
+        """All names that a play may use as ``tool``."""
         return [f"{provider}.{tool}" for provider, entry in self.providers.items() for tool in entry.tools]

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Mapping
 
+from schemas.fetch import FETCH
 from schemas.providers import Providers
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
@@ -20,8 +21,11 @@ from streams.dispatcher import Dispatcher
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
+from streams.tools.fetch import FetchCaller
 from streams.tools.http import HttpCaller
 from streams.tools.port import Caller
+from streams.tools.python import PythonCaller
+from streams.tools.routing import RoutedCaller
 from streams.userfiles import load_providers
 from streams.worker import Worker
 
@@ -58,7 +62,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
         settings,
         providers,
         caller,
-        EventPublisher(settings.connection(), settings.topic_prefix),
+        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.hand_over),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
         checkpoint=checkpoint,
@@ -66,15 +70,23 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
     return worker
 
 
-def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
-    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
-    providers = Providers() if settings.providers is None else load_providers(settings.providers)
-    caller = HttpCaller(
+def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:
+    """What calls all tools of a providers file. Raises ``ConfigurationError`` for what could not be called."""
+    http = HttpCaller(
         providers,
         environment=environment,
         response_bytes_max=settings.response_bytes_max,
         call_seconds=settings.call_seconds,
     )
+    fetch = FetchCaller(providers, environment=environment, call_seconds=settings.call_seconds)
+    python = PythonCaller(providers, environment=environment, call_seconds=settings.call_seconds)
+    return RoutedCaller({FETCH: fetch, **dict.fromkeys(python.providers, python)}, default=http)
+
+
+def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
+    """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
+    providers = Providers() if settings.providers is None else load_providers(settings.providers)
+    caller = build_caller(settings, providers, environment)
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)

@@ -217,7 +217,7 @@ class Dispatcher(Companion):
     def _lane(self, owned: _Partition, name: str, now: float) -> Lane:
         lane = owned.lanes.get(name)
         if lane is None:
-            provider = self._providers.providers.get(name.partition("/")[2])
+            provider = self._providers.provider(name.partition("/")[2])
             pace = (
                 LanePace()
                 if provider is None

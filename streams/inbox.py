@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ class Delivery(msgspec.Struct, frozen=True):
     value: bytes | None
     headers: Sequence[tuple[str, bytes]] = ()
     event: Acknowledged | None = None
+    #: Where the fetcher stood behind this message; beyond the next offset where transaction markers follow it.
+    position: int = 0
 
     @property
     def size(self) -> int:
@@ -45,6 +47,8 @@ class _Queue:
     deliveries: deque[Delivery] = field(default_factory=deque)
     bytes: int = 0
     full: bool = False
+    #: All before this offset was delivered, or is no message; ``None`` where that is not known yet.
+    reached: int | None = None
 
 
 class Inbox:
@@ -67,15 +71,42 @@ class Inbox:
         self._on_drained = on_drained
         self._something = asyncio.Event()
 
+    def begin(self, folded: Mapping[str, int]) -> None:
+        """Say which offset each topic begins at: all before it was folded."""
+        for topic, queue in self._queues.items():
+            queue.reached = folded.get(topic)
+
     def deliver(self, delivery: Delivery) -> None:
-        """Queue a message; beyond ``bytes_max`` its topic is reported as full."""
+        """Queue a fetched message, unless it was handed over before; beyond ``bytes_max`` its topic is reported as full."""
         queue = self._queues[delivery.topic]
-        queue.deliveries.append(delivery)
-        queue.bytes += delivery.size
+        known = queue.reached is not None and delivery.offset < queue.reached
+        queue.reached = max(queue.reached or 0, delivery.offset + 1, delivery.position)
+        if known:
+            if delivery.event is not None:
+                delivery.event.ack()
+            return
+        self._queue(queue, delivery)
         if queue.bytes > self._bytes_max:
             # Said with every delivery: Faust resumes a partition by itself when its own queue has drained.
             queue.full = True
             self._on_full(delivery.topic)
+
+    def hand_over(self, delivery: Delivery) -> bool:
+        """Queue a committed message that this process published itself, without the way through the broker.
+
+        Only where it is proven to be the next one of its topic, for messages are folded in the order of their offsets: all
+        before it was delivered. Otherwise false: it comes by the fetcher, as does a copy of it in any case.
+        """
+        queue = self._queues[delivery.topic]
+        if queue.reached != delivery.offset or queue.bytes > self._bytes_max:
+            return False
+        queue.reached = delivery.offset + 1
+        self._queue(queue, delivery)
+        return True
+
+    def _queue(self, queue: _Queue, delivery: Delivery) -> None:
+        queue.deliveries.append(delivery)
+        queue.bytes += delivery.size
         self._something.set()
 
     def command(self, event: Event) -> None:

@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from schemas import envelope
 from schemas.events import Event
 from streams.errors import Unreachable
-from streams.producers import MESSAGE_BYTES_MAX
+from streams.producers import MESSAGE_BYTES_MAX, OnPublished
 
 #: Two flushes are at least this far apart.
 GATHER_SECONDS = 0.005
@@ -25,8 +25,15 @@ GATHER_SECONDS = 0.005
 class EventPublisher:
     """Publishes internal events with acknowledgement of all in-sync replicas."""
 
-    def __init__(self, connection: Mapping[str, Any], topic_prefix: str = "") -> None:
+    def __init__(
+        self,
+        connection: Mapping[str, Any],
+        topic_prefix: str = "",
+        *,
+        on_published: OnPublished = lambda _topic, _partition, _offset, _value, _headers: None,
+    ) -> None:
         self._connection = connection
+        self._on_published = on_published
         self._prefix = topic_prefix
         self._queues: dict[tuple[str, int], list[tuple[Sequence[Event], asyncio.Future[None]]]] = {}
         self._flushing: asyncio.Task[None] | None = None
@@ -64,13 +71,11 @@ class EventPublisher:
         for (topic, partition), waiting in queues.items():
             # Handing over keeps the order; acknowledgements are awaited apart, so that one partition does not hold up another.
             futures = []
+            headers = envelope.headers_of(topic)
             try:
                 for value in envelope.pack(event for events, _ in waiting for event in events):
-                    futures.append(
-                        await self._producer.send(
-                            self._prefix + topic, value, partition=partition, headers=envelope.headers_of(topic)
-                        )
-                    )
+                    sent = await self._producer.send(self._prefix + topic, value, partition=partition, headers=headers)
+                    futures.append((value, sent))
             except (KafkaError, envelope.EventTooLarge) as error:
                 _settle([done for _, done in waiting], Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
                 continue
@@ -82,11 +87,12 @@ class EventPublisher:
         task.add_done_callback(self._sends.discard)
 
     async def _acknowledged(
-        self, topic: str, partition: int, futures: Sequence[Any], waiting: Sequence[asyncio.Future[None]]
+        self, topic: str, partition: int, futures: Sequence[tuple[bytes, Any]], waiting: Sequence[asyncio.Future[None]]
     ) -> None:
         try:
-            for future in futures:
-                await future
+            for value, future in futures:
+                offset = (await future).offset
+                self._on_published(self._prefix + topic, partition, offset, value, envelope.headers_of(topic))
         except KafkaError as error:
             _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
         else:

@@ -6,7 +6,7 @@ Under the turn. Starting a pair fences every earlier owner for good; a pair know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from aiokafka import AIOKafkaProducer
@@ -26,6 +26,12 @@ Headers: TypeAlias = list[tuple[str, bytes]]
 NO_HEADERS: Final[Headers] = []
 #: One Kafka record to publish: key, value and headers, of which aiokafka wants a list. A plain tuple, for there are many.
 Message: TypeAlias = tuple[bytes | None, bytes | None, Headers]
+#: Messages for one partition of a topic.
+Group: TypeAlias = tuple[str, int, Iterable[Message]]
+#: Told of a message to another agent once it is durable: topic with prefix, partition, offset, value and headers.
+OnPublished: TypeAlias = Callable[[str, int, int, bytes | None, Headers], None]
+#: Offsets of the messages of a transaction, by topic and partition and in their order; each range is unbroken.
+Placed: TypeAlias = dict[tuple[str, int], list[range]]
 
 
 class ProducerPair:
@@ -62,8 +68,8 @@ class ProducerPair:
             await self.stop()
             raise Unreachable(f"cannot start the producers of {self.transactional_id}: {error}") from error
 
-    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
-        """Publish all messages in one transaction; returns the offset of the last message by topic and partition.
+    async def publish(self, messages: Iterable[Group], at_ms: int) -> Placed:
+        """Publish all messages in one transaction; returns where they lie.
 
         Raises ``Fenced`` when a newer owner started, ``Unreachable`` on any other trouble (the outcome is then unknown until
         the partition is recovered).
@@ -75,7 +81,7 @@ class ProducerPair:
             # The broker has given it up by then; aiokafka's sender may have died over that without a word.
             raise Unreachable(f"{self.transactional_id}: a transaction did not end in {TRANSACTION_SECONDS_MAX} s") from error
 
-    async def _publish(self, messages: Iterable[tuple[str, int, Sequence[Message]]], at_ms: int) -> dict[tuple[str, int], int]:
+    async def _publish(self, messages: Iterable[Group], at_ms: int) -> Placed:
         producer = self._producers[self._next]
         self._next = 1 - self._next
         try:
@@ -85,10 +91,11 @@ class ProducerPair:
                 for count, future in await _send_batches(producer, topic, partition, records, at_ms):
                     pending.append(((topic, partition), count, future))
             await producer.commit_transaction()
-            ends: dict[tuple[str, int], int] = {}
+            placed: Placed = {}
             for where, count, future in pending:
-                ends[where] = (await future).offset + count - 1
-            return ends
+                first = (await future).offset
+                placed.setdefault(where, []).append(range(first, first + count))
+            return placed
         except (ProducerFenced, OutOfOrderSequenceNumber) as error:
             raise Fenced(f"{self.transactional_id}: a newer owner started") from error
         except KafkaError as error:
@@ -103,7 +110,7 @@ class ProducerPair:
 
 
 async def _send_batches(
-    producer: AIOKafkaProducer, topic: str, partition: int, records: Sequence[Message], at_ms: int
+    producer: AIOKafkaProducer, topic: str, partition: int, records: Iterable[Message], at_ms: int
 ) -> list[tuple[int, asyncio.Future[Any]]]:
     """Hand records over in as few record batches as their sizes allow: (count, future of the batch) each."""
     sent: list[tuple[int, asyncio.Future[Any]]] = []

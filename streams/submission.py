@@ -68,10 +68,10 @@ def play_uses(play: Play, source: str) -> dict[str, list[str]]:
     faults: list[str] = []
     earlier: set[str] = set()
     for index, column in enumerate(play.columns):
-        place = f"columns.{index}.input"
+        place = f"columns.{index}.{column.input_field}"
         try:
-            canonical(column.input)
-            used = dict.fromkeys(sorted(fields_of(column.input, place)), place)
+            canonical(column.tool_input)
+            used = dict.fromkeys(sorted(fields_of(column.tool_input, place)), place)
         except TemplateError as error:
             faults.append(f"{source}: {error}")
             continue

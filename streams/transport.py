@@ -26,10 +26,11 @@ BUSY_PAUSE_SECONDS = 0.02
 
 
 class Fetched(dict[TP, list[Any]]):
-    """Records by partition, and how often positions had been set when they were taken."""
+    """Records by partition, where each partition's next ones begin, and how often positions had been set by then."""
 
-    def __init__(self, records: Mapping[TP, list[Any]], seeks: int) -> None:
+    def __init__(self, records: Mapping[TP, list[Any]], positions: Mapping[TP, int], seeks: int) -> None:
         super().__init__(records)
+        self.positions = positions
         self.seeks = seeks
 
 
@@ -72,7 +73,10 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Fetched:
         records = await super()._fetch_records(*args, **kwargs)
-        return Fetched(records, self.seeks)
+        consumer = self._ensure_consumer()
+        # Behind the last record, and behind the markers of transactions that follow it.
+        positions = {tp: await consumer.position(TopicPartition(*tp)) for tp, found in records.items() if found}
+        return Fetched(records, positions, self.seeks)
 
     async def seek_all(self, positions: Mapping[TP, int | None], paused: set[TP]) -> None:
         """Set positions (``None``: the beginning), and keep the ``paused`` partitions from being fetched at all."""
@@ -94,6 +98,18 @@ class BulkConsumer(Consumer):
     """Faust's consumer whose starting positions are those of the turn records."""
 
     _busy = False
+    #: The last record that was fetched of each partition, and the position behind it.
+    behind: dict[TP, tuple[int, int]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.behind = {}
+
+    def position_behind(self, message: Any) -> int:
+        """Where the fetcher stood when it had taken this message; 0 where more came with it."""
+        last, position = self.behind.get(message.tp, (-1, 0))
+        return position if last == message.offset else 0
+
     #: When the fetcher last asked for records.
     fetched_at = 0.0
 
@@ -126,6 +142,8 @@ class BulkConsumer(Consumer):
         if not records or self.should_stop:
             return
         generation, thread = self.app.consumer_generation_id, cast(BulkConsumerThread, self._thread)
+        for tp, position in records.positions.items():
+            self.behind[tp] = (records[tp][-1].offset, position)
         for tp, record in self.scheduler.iterate(records):
             current = records.seeks == thread.seeks and generation == self.app.consumer_generation_id
             if not current or not self.flow_active:

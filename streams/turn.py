@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
-from streams.producers import NO_HEADERS, Message, ProducerPair
+from streams.producers import NO_HEADERS, Group, Message, OnPublished, ProducerPair
 from streams.table import RecordCache, Store, WorkingSet
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Actor:
         *,
         on_effects: Callable[[int, Sequence[Effect], Context], None],
         on_failure: Callable[[PaidonceError], None],
+        on_published: OnPublished = lambda _topic, _partition, _offset, _value, _headers: None,
         checkpoint: Checkpoint = lambda _step: None,
     ) -> None:
         self.spec = spec
@@ -100,12 +102,14 @@ class Actor:
         self._producers = producers
         self._on_effects = on_effects
         self._on_failure = on_failure
+        self._on_published = on_published
         self._checkpoint = checkpoint
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         raw = store.get(TURN_KEY)
         self.record = TurnRecord() if raw is None else msgspec.msgpack.decode(raw, type=TurnRecord)
+        inbox.begin(self.record.offsets)
         self.generation = self.record.generation + 1
         self.fenced = False
         self.turns = 0
@@ -188,10 +192,11 @@ class Actor:
         self._checkpoint(f"{self.spec.table}:folded")
         records.put(TURN_KEY, record)
         changes = records.changes()
-        ends = await self._producers.publish(self._messages(changes, record, outbox, dead), now_ms)
+        outputs = list(self._outputs(outbox))
+        placed = await self._producers.publish(chain(outputs, self._messages(changes, record, outbox, dead)), now_ms)
         self._checkpoint(f"{self.spec.table}:committed")
         changelog = (self._names.changelog(self.spec.table), self.partition)
-        self._store.write(changes, records.local_changes(), changelog_offset=ends[changelog])
+        self._store.write(changes, records.local_changes(), changelog_offset=placed[changelog][-1][-1])
         self._checkpoint(f"{self.spec.table}:written")
         records.committed()
         self.record = record
@@ -200,6 +205,10 @@ class Actor:
         self._set_timers(outbox.effects, now_ms)
         self._on_effects(self.partition, outbox.effects, context)
         self._acknowledge(deliveries)
+        for topic, partition, messages in outputs:
+            offsets = chain.from_iterable(placed[(topic, partition)])
+            for offset, (_, value, headers) in zip(offsets, messages, strict=True):
+                self._on_published(topic, partition, offset, value, headers)
 
     def _read(
         self, commands: Sequence[Event], deliveries: Sequence[Delivery], now_ms: int
@@ -254,18 +263,21 @@ class Actor:
         ]
         return delivery.topic.encode(), delivery.value, headers
 
+    def _outputs(self, outbox: Outbox) -> Iterable[tuple[str, int, list[Message]]]:
+        prefix = self._names.topic_prefix
+        for (topic, partition), queued in outbox.events.items():
+            headers = envelope.headers_of(topic)
+            yield prefix + topic, partition, [(None, value, headers) for value in envelope.pack(queued)]
+
     def _messages(
         self,
         changes: Mapping[bytes, bytes | None],
         record: TurnRecord,
         outbox: Outbox,
         dead: Sequence[Message],
-    ) -> Iterable[tuple[str, int, Sequence[Message]]]:
-        """All that this turn publishes: outputs, dead letters, changelog and journal."""
+    ) -> Iterable[Group]:
+        """What this turn publishes beside its outputs to other agents: public events, dead letters, changelog and journal."""
         prefix = self._names.topic_prefix
-        for (topic, partition), queued in outbox.events.items():
-            headers = envelope.headers_of(topic)
-            yield prefix + topic, partition, [(None, value, headers) for value in envelope.pack(queued)]
         for (topic, partition), messages in self._public(outbox.public).items():
             yield prefix + topic, partition, messages
         if dead:
@@ -278,7 +290,7 @@ class Actor:
         yield (
             self._names.changelog(self.spec.table),
             self.partition,
-            [(key, value, NO_HEADERS) for key, value in changes.items()],
+            zip(changes, changes.values(), repeat(NO_HEADERS), strict=False),
         )
 
     def _public(self, events: Iterable[PublicEvent]) -> dict[tuple[str, int], list[Message]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.fetch import FETCH
 from schemas.plays import Play
 from schemas.providers import Providers
 from streams.errors import ConfigurationError, InputError
@@ -44,29 +45,35 @@ def check_tools(play: Play, play_path: Path, providers: Providers, providers_pat
     faults: list[str] = []
     used: dict[str, None] = {}
     for index, column in enumerate(play.columns):
-        if providers.tool(column.tool) is None:
+        if providers.tool(column.tool_name) is None:
             known = ", ".join(providers.tool_names()) or "none"
             place = f"{play_path}: columns.{index}.tool"
-            faults.append(f"{place}: unknown tool {column.tool!r}; known in {providers_path}: {known}")
+            faults.append(f"{place}: unknown tool {column.tool_name!r}; known in {providers_path}: {known}")
         else:
-            used[column.tool.partition(".")[0]] = None
+            used[column.tool_name.partition(".")[0]] = None
     faults += secret_faults(providers, providers_path, environment, list(used))
     if faults:
         raise ConfigurationError("; ".join(faults))
 
 
 def secret_faults(providers: Providers, path: Path, environment: Mapping[str, str], names: list[str]) -> list[str]:
-    """What is wrong with the secrets of these providers, never the secrets themselves."""
+    """What is wrong with the secrets of these providers (``fetch`` is one), never the secrets themselves."""
     faults = []
     for name in names:
-        auth = providers.providers[name].auth
-        if auth is None:
-            continue
-        try:
-            resolve(auth.secret, environment)
-        except ConfigurationError as error:
-            faults.append(f"{path}: providers.{name}.auth.secret: {error}")
+        for place, reference in _references(providers, name).items():
+            try:
+                resolve(reference, environment)
+            except ConfigurationError as error:
+                faults.append(f"{path}: {place}: {error}")
     return faults
+
+
+def _references(providers: Providers, name: str) -> dict[str, str]:
+    """Where secrets of a provider stand in the file, and what they refer to."""
+    if name == FETCH:
+        return {f"fetch.secrets.{secret}.secret": entry.secret for secret, entry in providers.fetch.secrets.items()}
+    references = providers.providers[name].secret_references()
+    return {f"providers.{name}.{place}": reference for place, reference in references.items()}
 
 
 class _BadFile(ValueError):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import typer
 
+from schemas.fetch import FETCH
 from schemas.providers import Provider, Providers
 from streams.broker import topics
 from streams.cli.options import options_of
@@ -25,6 +26,7 @@ from streams.cli.topics import reached
 from streams.errors import ConfigurationError, PaidonceError, Unreachable
 from streams.publiclog import CONNECT_SECONDS
 from streams.settings import Settings
+from streams.tools.entrypoints import functions_of
 from streams.userfiles import load_providers, secret_faults
 
 DIALS_MAX = 16
@@ -94,12 +96,14 @@ def _providers(settings: Settings, environment: Mapping[str, str]) -> Iterator[F
         yield Finding("providers", str(error), error.exit_code)
         return
     yield Finding("providers", f"{path}: {', '.join(providers.tool_names()) or 'no tools'}")
-    faults = secret_faults(providers, path, environment, list(providers.providers))
+    faults = secret_faults(providers, path, environment, [*providers.providers, FETCH])
     for fault in faults:
         yield Finding("secrets", fault, ConfigurationError.exit_code)
     if not faults:
-        asked = sum(provider.auth is not None for provider in providers.providers.values())
+        asked = sum(bool(provider.secret_references()) for provider in providers.providers.values()) + len(providers.fetch.secrets)
         yield Finding("secrets", f"{asked} set")
+    for fault in functions_of(providers)[1]:
+        yield Finding("tools", f"{path}: {fault}", ConfigurationError.exit_code)
     yield from asyncio.run(_dial_all(providers))
 
 
@@ -110,7 +114,9 @@ async def _dial_all(providers: Providers) -> list[Finding]:
         async with slots:
             return await _dial(name, provider)
 
-    return await asyncio.gather(*(dial(name, provider) for name, provider in providers.providers.items()))
+    return await asyncio.gather(
+        *(dial(name, provider) for name, provider in providers.providers.items() if isinstance(provider, Provider))
+    )
 
 
 async def _dial(name: str, provider: Provider) -> Finding:

@@ -6,11 +6,15 @@ run that has begun.
 
 from __future__ import annotations
 
+import msgspec
+
 from schemas import address
 from schemas.canonical import UncanonicalValue, canonical
 from schemas.events import CompiledColumn, CompiledPlay
+from schemas.fetch import FETCH, Fetch
 from schemas.plays import Play
-from schemas.providers import Provider, Providers, Tool
+from schemas.providers import AnyProvider, AnyTool, FetchSettings, Providers, PythonProvider
+from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
 
 
@@ -19,8 +23,13 @@ def lane_of(org: str, provider: str) -> str:
     return f"{org}/{provider}"
 
 
-def scope_of(name: str, provider: Provider) -> str:
+def scope_of(name: str, provider: AnyProvider) -> str:
     """Auth-scope digest of a provider's tools (K3)."""
+    if isinstance(provider, PythonProvider):
+        references = ",".join(f"{place}={reference}" for place, reference in sorted(provider.secret_references().items()))
+        return address.auth_scope_digest(
+            provider=name, base_url=provider.url, secret_reference=references or None, account=provider.account
+        )
     auth = provider.auth
     return address.auth_scope_digest(
         provider=name,
@@ -30,28 +39,58 @@ def scope_of(name: str, provider: Provider) -> str:
     )
 
 
+def secret_faults(fetch: Fetch, settings: FetchSettings, place: str) -> list[str]:
+    """A fault for each secret that a request names and the providers file does not."""
+    known = ", ".join(settings.secrets) or "none"
+    return [
+        f"{place}.headers.{header}: unknown secret {use.secret!r}; known under fetch.secrets are: {known}"
+        for header, use in fetch.secrets.items()
+        if use.secret not in settings.secrets
+    ]
+
+
+def fetch_scope(fetch: Fetch, settings: FetchSettings) -> str:
+    """Auth-scope digest of a request: whose secrets it carries, wherever it goes (K3)."""
+    used = sorted({use.secret for use in fetch.secrets.values()})
+    scopes = [[name, settings.secrets[name].secret, settings.secrets[name].account] for name in used]
+    return address.auth_scope_digest(
+        provider=FETCH,
+        base_url=f"{FETCH}://any",
+        secret_reference=canonical(scopes).decode() if scopes else None,
+        account=None if scopes else "anonymous",
+    )
+
+
 def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPlay | None, list[str]]:
     """The bound play, or ``None`` with every fault that forbids it."""
     faults: list[str] = []
     columns: list[CompiledColumn] = []
     for index, column in enumerate(play.columns):
         place = f"play.columns.{index}"
-        found = providers.tool(column.tool)
+        found = providers.tool(column.tool_name)
         if found is None:
             known = ", ".join(providers.tool_names()) or "none; the worker has no providers file"
-            faults.append(f"{place}.tool: unknown tool {column.tool!r}; known are: {known}")
+            faults.append(f"{place}.tool: unknown tool {column.tool_name!r}; known are: {known}")
+            continue
+        unknown = [] if column.fetch is None else secret_faults(column.fetch, providers.fetch, f"{place}.fetch")
+        if unknown:
+            faults += unknown
             continue
         try:
-            template = canonical(column.input).decode()
-            fields_of(column.input, f"{place}.input")
+            template = canonical(column.tool_input).decode()
+            fields_of(column.tool_input, f"{place}.{column.input_field}")
         except TemplateError as error:
             faults.append(str(error))
             continue
         except UncanonicalValue as error:
-            faults.append(f"{place}.input{error.path[1:]}: {error.reason}")
+            faults.append(f"{place}.{column.input_field}{error.path[1:]}: {error.reason}")
             continue
         provider, tool = found
-        columns.append(_bound(play, column.name, column.needs, column.extract, template, column.tool, provider, tool, org))
+        extract = extraction_of(column)
+        bound = _bound(play, column.name, column.needs, extract, template, column.tool_name, provider, tool, org)
+        if column.fetch is not None:
+            bound = msgspec.structs.replace(bound, scope=fetch_scope(column.fetch, providers.fetch))
+        columns.append(bound)
     if faults:
         return None, faults
     return (
@@ -73,8 +112,8 @@ def _bound(
     extract: str | None,
     template: str,
     tool_name: str,
-    provider: Provider,
-    tool: Tool,
+    provider: AnyProvider,
+    tool: AnyTool,
     org: str,
 ) -> CompiledColumn:
     provider_name = tool_name.partition(".")[0]

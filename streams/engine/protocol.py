@@ -80,11 +80,11 @@ def waiter_of(receipt: Receipt, request: ToolRequested) -> Waiter:
     if receipt.repeat is None:
         receipt.repeat = request.repeat
         receipt.lane = request.lane
-    epoch = 0
-    if request.refresh is not None:
-        if request.refresh not in receipt.refreshes:
-            receipt.refreshes.append(request.refresh)
-        epoch = receipt.refreshes.index(request.refresh) + 1
+    if request.refresh is None:
+        return Waiter(request.run, request.destination)
+    if request.refresh not in receipt.refreshes:
+        receipt.refreshes.append(request.refresh)
+    epoch = receipt.refreshes.index(request.refresh) + 1
     return Waiter(
         run=request.run,
         destination=request.destination,

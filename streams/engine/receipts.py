@@ -62,7 +62,7 @@ INLINE_BYTES_MAX = 1024
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
 _WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
-_LIVE = Verdict.LIVE
+_LIVE, _DONE, _WITHDRAWN = Verdict.LIVE, Flag.DONE, Flag.WITHDRAWN
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
@@ -101,14 +101,13 @@ class _Turn:
 
     def receipt(self, key: str) -> Receipt:
         """The receipt's record, new where there is none; it counts as changed."""
-        try:
-            return self.touched[key]
-        except KeyError:
+        receipt = self.touched.get(key)
+        if receipt is None:
             name = self.names.get(key) or RECEIPT + key.encode()
             receipt = self.records.get(name, Receipt) or Receipt()
             self.records.put(name, receipt)
             self.touched[key] = receipt
-            return receipt
+        return receipt
 
     def changed(self, key: str, receipt: Receipt) -> None:
         """A receipt that was only looked at has changed after all."""
@@ -239,7 +238,10 @@ class ReceiptsEngine:
 
     def _end(self, turn: _Turn, event: AttemptEnded) -> None:
         receipt = turn.receipt(event.receipt)
-        turn.over.setdefault(event.lease, []).append(event.receipt)
+        over = turn.over.get(event.lease)
+        if over is None:
+            over = turn.over[event.lease] = []
+        over.append(event.receipt)
         outcome = event.outcome
         if isinstance(outcome, Value):
             self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
@@ -344,7 +346,7 @@ class ReceiptsEngine:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count = 0
         for call, waiter in turn.calls(key, receipt):
-            if not protocol.stays(waiter):
+            if waiter.flag is _DONE or waiter.flag is _WITHDRAWN:
                 continue
             what, n = protocol.told(receipt, waiter, stands)
             if what is _WAITS:
@@ -357,11 +359,15 @@ class ReceiptsEngine:
                 break
             # Rule 1: a value is no news to who was told failed; for one call the first of the two is final.
             if not (what is _COMPLETED and waiter.flag is _FLAG_FAILED):
-                mark = _CACHE if waiter.late else _IN_FLIGHT if count else _FIRST
-                groups.setdefault((waiter.destination, what, n), []).append((call, mark))
+                told = (call, _CACHE if waiter.late else _IN_FLIGHT if count else _FIRST)
+                place = (waiter.destination, what, n)
+                if place in groups:
+                    groups[place].append(told)
+                else:
+                    groups[place] = [told]
                 count += 1
             waiter.flag = flag
-            if call not in receipt.waiters:
+            if receipt.overflow and call not in receipt.waiters:
                 turn.records.put(record_key(WAITER, key, call), waiter)
         if not groups:
             return

@@ -7,19 +7,17 @@ changes nothing. For one call the first of completed and failed is final; unknow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from schemas import address
-from schemas.canonical import UncanonicalValue, canonical, dump_json, parse_json
+from schemas.canonical import UncanonicalValue, canonical, parse_json
 from schemas.commands import CountersDue, RecoveryEnded
 from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import (
     AddedRow,
     Answer,
-    CallCounts,
     CallsAnswered,
     CallWithdrawn,
     CompiledColumn,
@@ -27,9 +25,7 @@ from schemas.events import (
     Fault,
     Mark,
     Mode,
-    RowCounts,
     RowsAdded,
-    RowsCounted,
     RunCancelled,
     RunClosing,
     RunOpened,
@@ -47,13 +43,13 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine.cells import Program, call_of, cell_of, lane_partition, programs, tasks_of
-from streams.engine.port import Context, Outbox, Records, Wake
-from streams.engine.program import MissingField, look_up
+from streams.engine.cells import Program, call_of, cell_of, lane_partition, tasks_of
+from streams.engine.getters import extracted
+from streams.engine.port import Context, Outbox, Records
+from streams.engine.program import MissingField
+from streams.engine.rowsturn import RowsTurn
 from streams.engine.sheet import published
 
-#: Counters are published at most this often while rows are open.
-COUNTERS_EVERY_MS = 100
 SAMPLES_MAX = 3
 #: A tool's input travels in one event.
 INPUT_BYTES_MAX = EVENT_BYTES_MAX - (64 << 10)
@@ -61,53 +57,11 @@ INPUT_BYTES_MAX = EVENT_BYTES_MAX - (64 << 10)
 _OPEN, _UNKNOWN, _COMPLETED, _FAILED = RowStatus.OPEN, RowStatus.UNKNOWN, RowStatus.COMPLETED, RowStatus.FAILED
 _RUNNING, _SKIPPED, _CELL_UNKNOWN = CellStatus.RUNNING, CellStatus.SKIPPED, CellStatus.UNKNOWN
 _CACHED, _CELL_COMPLETED = CellStatus.CACHED, CellStatus.COMPLETED
-_CACHE, _NORMAL, _ANSWERED, _NO_RESULT = Mark.CACHE, Mode.NORMAL, Answer.COMPLETED, Answer.NO_RESULT
+_CACHE, _NORMAL = Mark.CACHE, Mode.NORMAL
+_ANSWERED: Final = Answer.COMPLETED
+_NO_RESULT: Final = Answer.NO_RESULT
 
-_MARK_NAMES = {mark: mark.value for mark in Mark}
 _STATUS_NAMES = {status: status.value for status in RowStatus}
-
-
-@dataclass(slots=True)
-class _Turn:
-    records: Records
-    outbox: Outbox
-    context: Context
-    #: Changes of counters in this turn, by run.
-    rows: dict[str, dict[str, int]] = field(default_factory=dict)
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)
-    shares: dict[str, RunShare] = field(default_factory=dict)
-    ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
-
-    def share(self, run: str) -> RunShare:
-        """What this partition knows of a run; new where nothing is known."""
-        share = self.shares.get(run)
-        if share is None:
-            share = self.records.get(record_key(SHARE, run), RunShare) or RunShare()
-            self.shares[run] = share
-        return share
-
-    def programs(self, run: str, share: RunShare) -> tuple[Program, ...]:
-        """The columns of a run's play, made ready once a turn."""
-        found = self.ready.get(run)
-        if found is None:
-            assert share.play is not None
-            found = self.ready[run] = programs(share.org, share.play)
-        return found
-
-    def count(self, run: str, state: str, change: int = 1) -> None:
-        """Change a row counter."""
-        counts = self.rows.get(run)
-        if counts is None:
-            counts = self.rows[run] = {}
-        counts[state] = counts.get(state, 0) + change
-
-    def called(self, run: str, mark: Mark) -> None:
-        """Count a cell by how its value came."""
-        counts = self.calls.get(run)
-        if counts is None:
-            counts = self.calls[run] = {}
-        name = _MARK_NAMES[mark]
-        counts[name] = counts.get(name, 0) + 1
 
 
 class RowsEngine:
@@ -115,14 +69,14 @@ class RowsEngine:
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then publish the counters of the runs that changed."""
-        turn = _Turn(records, outbox, context)
+        turn = RowsTurn(records, outbox, context)
         records.prefetch(tasks_of(events))
         for event in events:
             self._fold(turn, event)
         for run, share in turn.shares.items():
-            self._report(turn, run, share)
+            turn.report(run, share)
 
-    def _fold(self, turn: _Turn, event: Event) -> None:
+    def _fold(self, turn: RowsTurn, event: Event) -> None:
         match event:
             case RowsAdded():
                 self._add(turn, event)
@@ -150,7 +104,7 @@ class RowsEngine:
 
     # --- rows ------------------------------------------------------------------------------------------------
 
-    def _add(self, turn: _Turn, event: RowsAdded) -> None:
+    def _add(self, turn: RowsTurn, event: RowsAdded) -> None:
         share = turn.share(event.run)
         if share.play is None or share.closed:
             return
@@ -190,7 +144,7 @@ class RowsEngine:
         forced = share.force or share.force_tool_refresh
         return settled and not forced and sheet.revision == share.play.revision and sheet.fields == row.fields
 
-    def _advance(self, turn: _Turn, run: str, share: RunShare, task: Task) -> None:
+    def _advance(self, turn: RowsTurn, run: str, share: RunShare, task: Task) -> None:
         """Compute the next columns of a row until one must be asked for, or the row is settled."""
         programs = turn.programs(run, share)
         if task.column < len(programs):
@@ -217,7 +171,7 @@ class RowsEngine:
                 return True
         return False
 
-    def _compute(self, turn: _Turn, run: str, share: RunShare, task: Task, program: Program, values: dict[str, Any]) -> None:
+    def _compute(self, turn: RowsTurn, run: str, share: RunShare, task: Task, program: Program, values: dict[str, Any]) -> None:
         """Ask for a cell, or settle the row where that cannot be done."""
         column = program.column
         try:
@@ -237,7 +191,7 @@ class RowsEngine:
         task.cells[column.name] = Cell(_RUNNING, None, receipt, None, None, run)
         self._ask(turn, run, share, task, column, receipt, text)
 
-    def _cannot(self, turn: _Turn, run: str, share: RunShare, task: Task, column: CompiledColumn, fault: Fault) -> None:
+    def _cannot(self, turn: RowsTurn, run: str, share: RunShare, task: Task, column: CompiledColumn, fault: Fault) -> None:
         task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
         self._settle(turn, run, share, task, _FAILED)
 
@@ -249,7 +203,7 @@ class RowsEngine:
 
     def _ask(
         self,
-        turn: _Turn,
+        turn: RowsTurn,
         run: str,
         share: RunShare,
         task: Task,
@@ -276,7 +230,7 @@ class RowsEngine:
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
-    def _answered(self, turn: _Turn, call: str, mark: Mark, event: CallsAnswered) -> None:
+    def _answered(self, turn: RowsTurn, call: str, mark: Mark, event: CallsAnswered) -> None:
         run, row, column, refreshed = cell_of(call)
         name = record_key(TASK, run, row)
         task = turn.records.get(name, Task)
@@ -311,7 +265,7 @@ class RowsEngine:
             case _:
                 assert_never(answer)
 
-    def _asks_again(self, turn: _Turn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered) -> bool:
+    def _asks_again(self, turn: RowsTurn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered) -> bool:
         """A repairable failure of an earlier run is asked for again, once, as a refresh of this run's own (R5)."""
         repairable = event.answer is Answer.FAILED and event.fault is not None and event.fault.repairable
         if not (repairable and mark is Mark.CACHE and task.refreshed == 0):
@@ -323,9 +277,9 @@ class RowsEngine:
         return True
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:
-        return output if column.extract is None else dump_json(look_up(parse_json(output), column.extract))
+        return output if column.extract is None else extracted(output, column.extract)
 
-    def _settle(self, turn: _Turn, run: str, share: RunShare, task: Task, status: RowStatus) -> None:
+    def _settle(self, turn: RowsTurn, run: str, share: RunShare, task: Task, status: RowStatus) -> None:
         """A row needs nothing more: count it, and write it to the sheet."""
         assert share.play is not None
         if task.status is not status:
@@ -350,7 +304,7 @@ class RowsEngine:
             # The sheet has it all; of the task only its identity is needed from here on.
             task.row, task.cells = AddedRow(row.position, row.key, b""), {}
 
-    def _cancel(self, turn: _Turn, run: str) -> None:
+    def _cancel(self, turn: RowsTurn, run: str) -> None:
         """Nothing more for this run: its open rows are skipped, what they wait for is withdrawn; calls in flight go on (M15)."""
         share = turn.share(run)
         if share.cancelled:
@@ -370,42 +324,3 @@ class RowsEngine:
                 task.status = RowStatus.SKIPPED
                 turn.count(run, "skipped")
             turn.records.put(name, task)
-
-    # --- counters --------------------------------------------------------------------------------------------
-
-    def _report(self, turn: _Turn, run: str, share: RunShare) -> None:
-        """Apply this turn's counts, and publish the sum when it is due."""
-        changed = turn.rows.get(run)
-        if changed:
-            share.rows = RowCounts(
-                **{name: getattr(share.rows, name) + changed.get(name, 0) for name in RowCounts.__struct_fields__}
-            )
-            share.dirty = True
-        calls = turn.calls.get(run)
-        if calls:
-            share.calls = CallCounts(
-                **{name: getattr(share.calls, name) + calls.get(name, 0) for name in CallCounts.__struct_fields__}
-            )
-            share.dirty = True
-        turn.records.put(record_key(SHARE, run), share)
-        if not share.dirty or share.play is None:
-            return
-        now_ms = turn.context.now_ms
-        due_ms = share.published_ms + COUNTERS_EVERY_MS
-        idle = share.rows.settled >= share.rows.seen
-        if now_ms < due_ms and not idle and not share.closing:
-            turn.outbox.effects.append(Wake(due_ms, CountersDue(run)))
-            return
-        share.sequence += 1
-        share.published_ms, share.dirty = now_ms, False
-        share.closed = share.closed or share.closing
-        counted = RowsCounted(
-            run=run,
-            partition=turn.context.partition,
-            sequence=share.sequence,
-            rows=share.rows,
-            calls=share.calls,
-            final=share.closed,
-            samples=share.samples,
-        )
-        turn.outbox.send("row-progress", address.partition_of(run, turn.context.partitions), counted)

@@ -17,6 +17,7 @@ import aiohttp
 import httpx
 
 from streams.errors import PaidonceError
+from streams.tools.dialing import Dialing
 
 if TYPE_CHECKING:
     from aiohttp.client_middlewares import ClientHandlerType
@@ -114,10 +115,14 @@ class Connections(httpx.AsyncBaseTransport):
     that is not UTF-8, when all is paid. httpx's client is left out because it logs every URL.
     """
 
-    def __init__(self, *, headers: Mapping[str, str], connections_max: int, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, *, headers: Mapping[str, str], connections_max: int, tls: ssl.SSLContext | None, dialing: Dialing | None = None
+    ) -> None:
         self._headers = headers
         self._connections_max = connections_max
         self._tls = tls
+        #: Which addresses may be dialled; ``None``: any, for whoever named the host is trusted.
+        self._dialing = dialing
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
@@ -125,7 +130,8 @@ class Connections(httpx.AsyncBaseTransport):
     ) -> httpx.Response:
         """Send one request, ``headers`` beside the fixed ones. The answer's body is still to be read, and it to be closed.
 
-        Raises ``NothingSent`` or ``AnswerLost``. The total time is the caller's to limit, by cancelling.
+        Raises ``NothingSent``, ``AnswerLost`` or, with ``dialing``, ``UnsafeAddress``. The total time is the caller's to limit,
+        by cancelling.
         """
         # Given as a stream, a body comes without httpx's own headers: they take 30 µs, and aiohttp makes them too.
         extensions = {"timeout": {"connect": connect_seconds}}
@@ -150,7 +156,14 @@ class Connections(httpx.AsyncBaseTransport):
         return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
 
     def _opened(self) -> aiohttp.ClientSession:
-        connector = _Connector(limit=self._connections_max, keepalive_timeout=IDLE_SECONDS, ssl=self._tls or True)
+        dialing = self._dialing
+        connector = _Connector(
+            limit=self._connections_max,
+            keepalive_timeout=IDLE_SECONDS,
+            ssl=self._tls or True,
+            resolver=None if dialing is None else dialing.resolving(),
+            socket_factory=None if dialing is None else dialing.socket_of,
+        )
         return aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,

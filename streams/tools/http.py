@@ -34,7 +34,7 @@ from streams.tools.connections import (
     read_body,
 )
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
-from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, query_of, single_outcome, split, steps_of
+from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, query_of, single_outcome, split, steps_of, withheld
 from streams.tools.secrets import excerpt, redact, resolve_all
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
@@ -130,6 +130,8 @@ class HttpCaller:
         self._connections: list[Connections] = []
         self._tools: dict[str, _Tool] = {}
         for provider_name, provider in providers.providers.items():
+            if not isinstance(provider, Provider):
+                continue
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
             headers = _fixed_headers(provider_name, provider, secrets)
@@ -240,7 +242,10 @@ class HttpCaller:
 
         def told(outcome: MemberOutcome) -> MemberOutcome:
             if isinstance(outcome, Answered):
-                return outcome
+                unkept = withheld(outcome.output, self._secrets)
+                if unkept is None:
+                    return outcome
+                outcome = unkept
             fault = outcome.fault
             message = f"{tool.name}: {where}: {excerpt(fault.message, self._secrets)}"
             return msgspec.structs.replace(outcome, fault=Fault(fault.code, message, fault.repairable))

@@ -6,6 +6,7 @@ the provider's own words; whoever makes them public hides secrets and cuts them 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -16,6 +17,7 @@ from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
+from streams.tools.secrets import carries
 
 #: A path into JSON as its steps; empty for the whole.
 Steps: TypeAlias = tuple[str, ...]
@@ -107,7 +109,7 @@ def _bad_input(message: str) -> Refused:
 def single_outcome(body: bytes, result: Steps) -> MemberOutcome:
     """The outcome of a call for one: what stands at ``result``; ``null`` for an empty body or where the path leads nowhere."""
     answer = _parsed(body)
-    return answer if isinstance(answer, Doubtful) else _output(value_at(answer, result))
+    return answer if isinstance(answer, Doubtful) else output_of(value_at(answer, result))
 
 
 def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tuple[MemberOutcome, ...]:
@@ -132,9 +134,19 @@ def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tupl
     if form.match_key is not None:
         return _by_key(form, form.match_key, members, items)
     if len(items) != len(members):
-        message = f"{len(items)} results for {len(members)} inputs, matched by position: which are whose cannot be told"
-        return (Doubtful(Fault("results_mismatch", message)),) * len(members)
+        return mismatched(len(items), len(members))
     return tuple(_member_outcome(form, item) for item in items)
+
+
+def withheld(output: bytes, secrets: Iterable[str]) -> Doubtful | None:
+    """What becomes of an output that carries a secret, which no receipt may keep (R10); ``None`` for any other."""
+    return Doubtful(Fault("secret_in_output", "the result carries a secret")) if carries(output, secrets) else None
+
+
+def mismatched(results: int, inputs: int) -> tuple[MemberOutcome, ...]:
+    """What all inputs get where results come by position, and not as many as inputs."""
+    message = f"{results} results for {inputs} inputs, matched by position: which are whose cannot be told"
+    return (Doubtful(Fault("results_mismatch", message)),) * inputs
 
 
 def _by_key(form: BatchForm, match_key: str, members: tuple[CallMember, ...], items: list[JsonValue]) -> tuple[MemberOutcome, ...]:
@@ -161,7 +173,7 @@ def _by_key(form: BatchForm, match_key: str, members: tuple[CallMember, ...], it
 def _member_outcome(form: BatchForm, item: JsonValue) -> MemberOutcome:
     error = item.get(form.error_field) if isinstance(item, dict) else None
     if not error:  # many providers send null, false or "" with what went well
-        return _output(value_at(item, steps_of(form.result)))
+        return output_of(value_at(item, steps_of(form.result)))
     if isinstance(error, dict) and error.get("retryable") is True:
         return NotDone(Fault("item_error", _error_text(error), repairable=True))
     return Refused(Fault("item_error", _error_text(error)))
@@ -193,7 +205,8 @@ def _parsed(body: bytes) -> JsonValue | Doubtful:
         return Doubtful(Fault("bad_response", f"the answer is not JSON ({error}): {_text(body)}"))
 
 
-def _output(value: JsonValue) -> Answered | Doubtful:
+def output_of(value: JsonValue) -> Answered | Doubtful:
+    """The outcome with a value as its output; doubtful where no receipt could keep it."""
     try:
         output = dump_json(value)
         if len(output) > OUTPUT_BYTES_MAX:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from schemas.providers import Providers
+from schemas.providers import Provider, Providers
 from streams.errors import ConfigurationError
 
 #: A provider's own words in a message: enough to understand, too little to fill a log.
 EXCERPT_CHARACTERS: Final = 200
+#: A shorter secret is found in answers by chance.
+SECRET_CHARACTERS_MIN: Final = 8
 _HIDDEN: Final = "[secret]"
 
 
@@ -53,12 +56,22 @@ def _read(reference: str, path: Path) -> str:
 
 
 def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[str, str]:
-    """The secrets of all providers that have one, by the provider's name; raises ``ConfigurationError`` as `resolve` does."""
+    """The secrets of all HTTP providers that have one, by the provider's name; raises ``ConfigurationError`` as `resolve` does."""
     return {
         name: resolve(provider.auth.secret, environment)
         for name, provider in providers.providers.items()
-        if provider.auth is not None
+        if isinstance(provider, Provider) and provider.auth is not None
     }
+
+
+def carries(output: bytes, secrets: Iterable[str]) -> bool:
+    """Whether a secret stands in exact JSON (R10). Short ones are not looked for: they are in everything."""
+    return any(_in_json(secret) in output for secret in secrets if len(secret) >= SECRET_CHARACTERS_MIN)
+
+
+@lru_cache(maxsize=256)
+def _in_json(secret: str) -> bytes:
+    return json.dumps(secret)[1:-1].encode()
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:

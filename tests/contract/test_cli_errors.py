@@ -183,7 +183,7 @@ def test_a_template_that_cannot_be_read_is_named_by_its_place(submit: Submit, te
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('tool = "acme.score"', "", "play.toml: columns.1.tool: Field required"),
+        ('tool = "acme.score"', "", "play.toml: columns.1: column 'score' has neither tool nor fetch"),
         ('key = ["id"]', 'keys = ["id"]', "play.toml: keys: Extra inputs are not permitted"),
         ('name = "score"', 'name = "check"', "play.toml: column names appear twice: check"),
         ('name = "contacts"', "name = ", "play.toml: not TOML: Invalid value (at line 2, column 8)"),
@@ -343,6 +343,21 @@ def test_doctor_says_in_a_line_each_what_is_wrong(desk: Path, capfd: pytest.Capt
         ("ok", "clocks"),
         ("ok", "disk"),
     ]
+
+
+def test_doctor_loads_python_tools_and_dials_no_address_for_them(desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = desk / "providers.toml"
+    tool = "[providers.own.tools.{name}]\nentry_point = 'tests.support.python_tools:{function}'\n"
+    file.write_text("[providers.own]\nkind = 'python'\naccount = 'a'\n" + tool.format(name="check", function="check"))
+    given = ["--broker", "127.0.0.1:1", "--providers", str(file), "--data", str(desk)]
+    assert main(["doctor", *given]) == 69
+    right = [line for line in capfd.readouterr().out.splitlines() if line.split()[1] in ("tools", "provider")]
+    assert right == []
+    file.write_text(file.read_text() + tool.format(name="absent", function="absent"))
+    assert main(["doctor", *given]) in (69, 78)
+    (wrong,) = [line for line in capfd.readouterr().out.splitlines() if line.split()[1] in ("tools", "provider")]
+    assert wrong.startswith("FAIL")
+    assert f"{file}: providers.own.tools.absent.entry_point: 'tests.support.python_tools:absent' cannot be loaded" in wrong
 
 
 def test_global_options_may_stand_anywhere() -> None:

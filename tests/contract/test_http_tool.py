@@ -201,6 +201,16 @@ async def test_case_f5_a_500_for_the_whole_batch_leaves_all_its_members_doubtful
     assert sandbox.summary().requests == 1
 
 
+async def test_R10_an_output_that_carries_the_secret_is_not_kept_and_its_neighbours_are() -> None:
+    async with opened(batch=BATCH | {"result": "email"}) as (sandbox, caller):
+        report = await caller.call(call_of("a@example.com", f"{SECRET}@example.com"))
+    assert report.outcomes[0] == Answered(b'"a@example.com"')
+    assert isinstance(report.outcomes[1], Doubtful)
+    assert report.outcomes[1].fault.code == "secret_in_output"
+    assert SECRET not in report.outcomes[1].fault.message
+    assert sandbox.summary().billed_items == 2
+
+
 # --- what cannot be called ---
 
 

@@ -58,6 +58,15 @@ def test_a_bound_play_holds_everything_that_its_rows_need() -> None:
     assert third.lane == "org/open"
 
 
+def test_P9_what_a_column_extracts_is_bound_as_one_text() -> None:
+    columns = [column(extract={"b": "x", "a": "y.0"}), column(name="d", extract="x", getter="number")]
+    bound, found = compile_play(play(columns=columns), PROVIDERS, "org")
+    assert found == []
+    assert bound is not None
+    assert bound.columns[0].extract == '{"extract":{"a":"y.0","b":"x"}}'
+    assert bound.columns[1].extract == '{"extract":"x","getter":"number/1","paths":{}}'
+
+
 def test_a_template_is_kept_as_canonical_json() -> None:
     bound, _ = compile_play(play(), PROVIDERS, "org")
     assert bound is not None

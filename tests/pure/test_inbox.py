@@ -160,8 +160,8 @@ def test_a_topic_that_was_not_full_is_never_called_drained() -> None:
 
 def test_a_topic_that_is_full_again_is_drained_again() -> None:
     flow = Flow(bytes_max=100)
-    for _ in range(2):
-        flow.given(message(1, size=101)).take()
+    for offset in range(2):
+        flow.given(message(offset, size=101)).take()
     assert flow.said == [f"{FIRST} is full", f"{FIRST} is drained"] * 2
 
 

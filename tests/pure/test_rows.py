@@ -35,7 +35,8 @@ from schemas.events import (
 )
 from schemas.progress import MapRow
 from streams.engine.port import Outbox, Wake
-from streams.engine.rows import COUNTERS_EVERY_MS, INPUT_BYTES_MAX, RowsEngine
+from streams.engine.rows import INPUT_BYTES_MAX, RowsEngine
+from streams.engine.rowsturn import COUNTERS_EVERY_MS
 from tests.support.memory import Table
 
 NO = Fault("refused", "the provider said no")
@@ -254,6 +255,14 @@ def test_C6_the_cell_is_what_the_extraction_says_and_the_next_column_sees_it() -
     of = play(column("first", extract="list.1"), column("second", {"y": "{{ row.first }}"}))
     second = ask(table.given(answer(ask(table.given(opened(of=of), added(row(0)))), {"list": [1, 2]})))
     assert second.input == b'{"y":2}'
+
+
+def test_P9_a_getter_makes_the_cell_and_the_next_column_sees_what_it_made() -> None:
+    table = rows_table()
+    read = '{"extract":"data","getter":"email_status/1","paths":{}}'
+    of = play(column("first", extract=read), column("second", {"y": "{{ row.first.verdict }}"}))
+    answered = answer(ask(table.given(opened(of=of), added(row(0)))), {"data": {"status": "ok", "catch_all": True}})
+    assert ask(table.given(answered)).input == b'{"y":"verify_next"}'
 
 
 def test_a_path_that_leads_nowhere_makes_an_empty_cell() -> None:

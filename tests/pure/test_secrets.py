@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from schemas.providers import Providers
 from streams.errors import ConfigurationError
-from streams.tools.secrets import EXCERPT_CHARACTERS, excerpt, redact, resolve, resolve_all
+from streams.tools.secrets import EXCERPT_CHARACTERS, carries, excerpt, redact, resolve, resolve_all
 
 
 def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
@@ -62,3 +63,12 @@ def test_an_excerpt_is_short_printable_and_hides_before_it_cuts() -> None:
     text = excerpt("x" * (EXCERPT_CHARACTERS - 5) + "secret-value", ["secret-value"])
     assert "secre" not in text.replace("[secr", "")
     assert len(text) == EXCERPT_CHARACTERS
+
+
+def test_R10_a_secret_is_found_in_json_however_json_spells_it() -> None:
+    secret = 'a"b\\c-long-enough'
+    output = msgspec.json.encode({"x": [f"<{secret}>"]})
+    assert carries(output, ["another-secret", secret])
+    assert not carries(output, ["another-secret"])
+    # By chance such a text is in many an answer.
+    assert not carries(b'"demo"', ["demo"])

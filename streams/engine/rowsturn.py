@@ -1,0 +1,101 @@
+"""What one turn of ``rows`` gathers: the runs it touches, their counters, and their columns made ready.
+
+Pure. Counters are cumulative and published with a sequence number, so that one that comes twice or late changes nothing (I1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas import address
+from schemas.commands import CountersDue
+from schemas.events import CallCounts, Mark, RowCounts, RowsCounted
+from schemas.states import SHARE, RunShare, record_key
+from streams.engine.cells import Program, programs
+from streams.engine.port import Context, Outbox, Records, Wake
+
+#: Counters are published at most this often while rows are open.
+COUNTERS_EVERY_MS = 100
+_MARK_NAMES = {mark: mark.value for mark in Mark}
+
+
+@dataclass(slots=True)
+class RowsTurn:
+    """Records, outputs and counters of one turn."""
+
+    records: Records
+    outbox: Outbox
+    context: Context
+    #: Changes of counters in this turn, by run.
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)
+    shares: dict[str, RunShare] = field(default_factory=dict)
+    ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
+
+    def share(self, run: str) -> RunShare:
+        """What this partition knows of a run; new where nothing is known."""
+        share = self.shares.get(run)
+        if share is None:
+            share = self.records.get(record_key(SHARE, run), RunShare) or RunShare()
+            self.shares[run] = share
+        return share
+
+    def programs(self, run: str, share: RunShare) -> tuple[Program, ...]:
+        """The columns of a run's play, made ready once a turn."""
+        found = self.ready.get(run)
+        if found is None:
+            assert share.play is not None
+            found = self.ready[run] = programs(share.org, share.play)
+        return found
+
+    def count(self, run: str, state: str, change: int = 1) -> None:
+        """Change a row counter."""
+        counts = self.rows.get(run)
+        if counts is None:
+            counts = self.rows[run] = {}
+        counts[state] = counts.get(state, 0) + change
+
+    def called(self, run: str, mark: Mark) -> None:
+        """Count a cell by how its value came."""
+        counts = self.calls.get(run)
+        if counts is None:
+            counts = self.calls[run] = {}
+        name = _MARK_NAMES[mark]
+        counts[name] = counts.get(name, 0) + 1
+
+    def report(self, run: str, share: RunShare) -> None:
+        """Apply this turn's counts, and publish the sum when it is due."""
+        changed = self.rows.get(run)
+        if changed:
+            share.rows = RowCounts(
+                **{name: getattr(share.rows, name) + changed.get(name, 0) for name in RowCounts.__struct_fields__}
+            )
+            share.dirty = True
+        calls = self.calls.get(run)
+        if calls:
+            share.calls = CallCounts(
+                **{name: getattr(share.calls, name) + calls.get(name, 0) for name in CallCounts.__struct_fields__}
+            )
+            share.dirty = True
+        self.records.put(record_key(SHARE, run), share)
+        if not share.dirty or share.play is None:
+            return
+        now_ms = self.context.now_ms
+        due_ms = share.published_ms + COUNTERS_EVERY_MS
+        idle = share.rows.settled >= share.rows.seen
+        if now_ms < due_ms and not idle and not share.closing:
+            self.outbox.effects.append(Wake(due_ms, CountersDue(run)))
+            return
+        share.sequence += 1
+        share.published_ms, share.dirty = now_ms, False
+        share.closed = share.closed or share.closing
+        counted = RowsCounted(
+            run=run,
+            partition=self.context.partition,
+            sequence=share.sequence,
+            rows=share.rows,
+            calls=share.calls,
+            final=share.closed,
+            samples=share.samples,
+        )
+        self.outbox.send("row-progress", address.partition_of(run, self.context.partitions), counted)
