@@ -46,17 +46,17 @@ class Broker:
     journal: list[TurnRecord] = field(default_factory=list)
     changelog: dict[bytes, bytes] = field(default_factory=dict)
 
-    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], int]:
+    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], list[range]]:
         """Take what a turn publishes."""
-        ends = {}
+        placed = {}
         for topic, partition, records in messages:
-            ends[topic, partition] = at_ms
+            placed[topic, partition] = [range(at_ms, at_ms + 1)]
             for key, value, *_ in records:
                 if topic == "turns":
                     self.journal.append(msgspec.msgpack.decode(value, type=TurnRecord))
                 elif topic.endswith("-changelog"):
                     self.changelog.pop(key, None) if value is None else self.changelog.update({key: value})
-        return ends
+        return placed
 
     async def stop(self) -> None:
         """Nothing to release."""
