@@ -63,7 +63,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
         settings,
         providers,
         caller,
-        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.hand_over),
+        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.handover.published),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
         checkpoint=checkpoint,
