@@ -161,7 +161,7 @@ def test_events_of_every_topic_arrive_as_they_were_sent(topic: str, data: st.Dat
         max_size=5,
     )
 )
-def test_envelopes_keep_order_and_limits_and_are_no_more_than_needed(runs: list[tuple[int, int]]) -> None:
+def test_S2_envelopes_keep_order_and_limits_and_are_no_more_than_needed(runs: list[tuple[int, int]]) -> None:
     sent = [event_of(size) for size, count in runs for _ in range(count)]
     found = [unpack("row-control", value, headers_of("row-control")) for value in pack(iter(sent))]
     assert [event for one in found for event in one] == sent
@@ -172,7 +172,7 @@ def test_envelopes_keep_order_and_limits_and_are_no_more_than_needed(runs: list[
         assert len(one) == EVENTS_MAX or sum(sizes_of(one)) + sizes_of(following)[0] > BYTES_MAX
 
 
-def test_five_hundred_events_share_an_envelope_and_one_more_begins_the_next() -> None:
+def test_S2_five_hundred_events_share_an_envelope_and_one_more_begins_the_next() -> None:
     assert len(list(pack([event_of(30)] * EVENTS_MAX))) == 1
     assert len(list(pack([event_of(30)] * (EVENTS_MAX + 1)))) == 2
     assert list(pack([])) == []
@@ -184,7 +184,7 @@ def test_a_large_event_travels_alone_between_its_neighbours() -> None:
     assert found == [[small, small], [large], [small]]
 
 
-def test_the_largest_event_travels_and_a_larger_one_is_refused_by_type_and_size() -> None:
+def test_S2_the_largest_event_travels_and_a_larger_one_is_refused_by_type_and_size() -> None:
     (value,) = pack([event_of(EVENT_BYTES_MAX)])
     assert len(value) == EVENT_BYTES_MAX + 1
     with pytest.raises(EventTooLarge, match=r"^one RunCancelled has 8,388,609 bytes; a message carries at most 8,388,608$"):
@@ -202,7 +202,7 @@ def test_the_largest_event_travels_and_a_larger_one_is_refused_by_type_and_size(
         ([("schema", b"row-control/9"), ("schema", b"row-control/1")], "'row-control/9'"),
     ],
 )
-def test_another_header_is_refused_with_both_versions(headers: list[tuple[str, bytes]], found: str) -> None:
+def test_V5_another_header_is_refused_with_both_versions(headers: list[tuple[str, bytes]], found: str) -> None:
     with pytest.raises(EnvelopeError) as refused:
         unpack("row-control", envelope.encode([RunCancelled("run")]), headers)
     assert str(refused.value) == f"row-control: expected schema 'row-control/1', found {found}"
