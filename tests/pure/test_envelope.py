@@ -69,6 +69,7 @@ from schemas.states import (
     Cell,
     CellStatus,
     Flag,
+    Followers,
     OpenReceipt,
     Out,
     Receipt,
@@ -105,8 +106,8 @@ def values_of(shape: shapes.Type) -> st.SearchStrategy[Any]:
             return st.booleans()
         case shapes.IntType():
             return st.integers(-(2**63), 2**64 - 1)
-        case shapes.StrType():
-            return st.text(max_size=12)
+        case shapes.StrType(min_length=least):
+            return st.text(min_size=least or 0, max_size=12)
         case shapes.BytesType():
             return st.binary(max_size=40)
         case shapes.NoneType():
@@ -345,6 +346,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "CountersDue": commands.CountersDue("run-1"),
     "ProgressDue": commands.ProgressDue("run-1"),
     "LeaseJudgedExpired": commands.LeaseJudgedExpired("lease-1", MEMBERS),
+    "WaitsDue": commands.WaitsDue("9f" * 20, 1_800_000_000_123),
     "AnswersDue": commands.AnswersDue("9f" * 20, "call-9"),
     "RunRequested": commands.RunRequested("run-1", "org", "d1" * 16, PLAY, (), (ROW.fields,), True, 1, True, True),
     "RunRequested: refused": commands.RunRequested("run-1", "", "d1" * 16, None, ("play.columns: Field required",)),
@@ -390,6 +392,7 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     "i Ask": Ask(b'{"email":"a@b.c"}'),
     "w Waiter": Waiter("run-1", 5, 1, 2, Flag.UNKNOWN, True),
     "o OpenReceipt": OpenReceipt(),
+    "f Followers": Followers("acme.verify", ["call-8", "call-9"]),
     "v StoredValue": StoredValue(b'{"status":"ok"}'),
     "b Batch": Batch("acme.verify", "org/acme", (("9f" * 20, 0, 7), ("a0" * 20, 1, 8))),
     "k Task": Task(
