@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test check lint types bench soak clean
+.PHONY: demo test check lint types bench soak explore clean
 
 demo: $(VENV)/.demo
 	$(BIN)/paidonce demo $(ARGS)
@@ -32,6 +32,11 @@ bench: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/python -m tests.bench.soak --repeat with-key $(ARGS)
 	$(BIN)/python -m tests.bench.soak --repeat never $(ARGS)
+
+# The receipt protocol on the real engine, through every order of steps and faults, as deep as ten minutes allow; `make test` has the
+# shallow part. For more: make explore ARGS="--minutes 60 --faults 5 --crashes 2".
+explore: $(VENV)/.test
+	$(BIN)/python -m tests.explorer $(ARGS)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
