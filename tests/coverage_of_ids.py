@@ -37,7 +37,6 @@ OPEN: Final[dict[str, str]] = {
     "S7": "being built",
     "S8": "being built",
     "U5": "being built",
-    "N6": "being built",
     "Y2": "being built",
     "Y3": "being built",
 }

@@ -18,9 +18,9 @@ class Disposition(enum.StrEnum):
     CLAIMED = "claimed"
     #: Complete, and good enough for it.
     REUSED = "reused"
-    #: Somebody calls, and it will be told the outcome.
+    #: Somebody calls, and it would take the value.
     RUNNING = "running"
-    #: Somebody calls, and the outcome is not what it asks for: it may claim once that call has ended (R3).
+    #: Somebody calls, and the value is older than what it asks for: it may claim once that call has ended (R3).
     BLOCKED_ACTIVE_LEASE = "blocked_active_lease"
     FAILED = "failed"
     UNKNOWN = "unknown"
@@ -36,5 +36,5 @@ def disposition(receipt: Receipt, waiter: Waiter, stands: Standing) -> Dispositi
         return ended
     if not stands.live:
         return Disposition.CLAIMED
-    serves = receipt.attempts[stands.n].epoch >= waiter.outcome_epoch
+    serves = receipt.attempts[stands.n].epoch >= waiter.value_epoch
     return Disposition.RUNNING if serves else Disposition.BLOCKED_ACTIVE_LEASE
