@@ -38,7 +38,6 @@ OPEN: Final[dict[str, str]] = {
     "S8": "being built",
     "U5": "being built",
     "Y2": "being built",
-    "Y3": "being built",
 }
 
 #: Ids that tests prove in part: what is missing.

@@ -336,6 +336,15 @@ def test_R8_a_cell_says_how_its_value_came_and_it_is_counted(mark: Mark, status:
     assert event.calls == CallCounts(**{mark.value: 1})
 
 
+def test_Y3_what_asks_names_run_and_call_with_the_receipt_and_the_sheet_keeps_it_for_later_runs() -> None:
+    table = rows_table()
+    request = ask(table.given(opened(), added(row(0))))
+    assert (request.run, request.call.split(":")) == ("run", ["run", "key0", "check"])
+    (shown,) = sheet(table.given(answer(request, "v")))
+    assert (shown.cells["check"].receipt, shown.cells["check"].run) == (request.receipt, "run")
+    assert table.given(opened("later"), added(row(0), run="later")).public == [], "a run that reuses the row changes no pointer"
+
+
 def test_B10_no_result_is_complete() -> None:
     table = rows_table()
     request = ask(table.given(opened(), added(row(0))))
