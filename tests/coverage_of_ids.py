@@ -37,7 +37,10 @@ OPEN: Final[dict[str, str]] = {
     "S7": "being built",
     "S8": "being built",
     "U5": "being built",
-    "Y2": "being built",
+    "Y2": (
+        "not built: a call needs a receipt of its own, as always-fresh calls get one, and its first value must go into the shared "
+        "one; until then max_wait_ms bounds what waiting costs"
+    ),
 }
 
 #: Ids that tests prove in part: what is missing.

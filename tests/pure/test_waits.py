@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.commands import RecoveryEnded, WaitsDue
-from schemas.events import Answer, CallsAnswered, CallWithdrawn, Mark, Mode, Repeat, ToolRequested
+from schemas.events import Answer, CallsAnswered, CallWithdrawn, Event, Mark, Mode, Repeat, ToolRequested
 from schemas.states import FOLLOWERS, Flag, Followers
+from streams.app import waits_of
 from streams.engine.port import Outbox, Wake
+from streams.engine.protocol import standing
 from streams.engine.receipts import WAITERS_INLINE, ReceiptsEngine
 from streams.engine.waits import WAIT_MS, Waits
+from streams.settings import Settings
+from streams.userfiles import load_providers
 from tests.support import given as g
 from tests.support.memory import Table
 
@@ -187,6 +195,18 @@ def test_R4_what_is_written_down_depends_on_no_setting() -> None:
     assert Followers("p.t", ["follower-two"]) == g.decoded(raw, Followers)
 
 
+def test_R4_a_tools_own_wait_is_read_from_its_description(tmp_path: Path) -> None:
+    """The worker's setting holds for the others."""
+    file = tmp_path / "providers.toml"
+    file.write_text(
+        '[providers.p]\nbase_url = "https://p.example"\n'
+        '[providers.p.tools.slow]\npath = "/s"\nmax_wait_ms = 900000\n'
+        '[providers.p.tools.other]\npath = "/o"\n'
+    )
+    waits = waits_of(Settings(receipt_wait_ms=7_000), load_providers(file))
+    assert (waits.default_ms, waits.by_tool) == (7_000, {"p.slow": 900_000})
+
+
 # --- a force ------------------------------------------------------------------------------------------------
 
 
@@ -227,3 +247,60 @@ def test_R3_a_forced_runs_own_call_is_followed_without_a_deadline_and_that_of_an
     assert wakes(table.given(g.request("c3", "f", FULL, run="two"))) == []
     assert len(wakes(table.given(g.request("c4", "other", FULL, run="three")))) == 1
     assert wakes(table.given(g.request("c5", run="one"))) == [], "complete, so it is told at once"
+
+
+# --- whatever comes -----------------------------------------------------------------------------------------
+
+RUNS = ("one", "two", "three")
+STEPS = st.one_of(
+    st.builds(
+        lambda run, number, mode: g.request(f"{run}-{number}", f"refresh-{run}" if mode else None, mode, run=run),
+        st.sampled_from(RUNS),
+        st.integers(1, 2),
+        st.sampled_from(list(Mode)),
+    ),
+    st.builds(
+        lambda n, lease, epoch: g.claim(n, lease, epoch=epoch, op=n), st.integers(1, 3), st.sampled_from("LM"), st.integers(0, 2)
+    ),
+    st.builds(g.release, st.integers(1, 3), st.sampled_from("LM")),
+    st.builds(g.expiry, st.integers(1, 3), st.sampled_from("LM")),
+    st.builds(g.value, st.integers(1, 3)),
+    st.builds(g.failed, st.integers(1, 3)),
+    st.just(RecoveryEnded()),
+    st.just(None),
+)
+
+
+@given(st.lists(STEPS, max_size=14))
+def test_R4_whatever_comes_a_wait_that_is_over_changes_nothing_but_its_own_request(steps: list[Event | None]) -> None:
+    """``None``: the oldest timer fires, and what it published is folded. A call that timed out is told nothing after that."""
+    table = g.receipts()
+    timers: dict[object, WaitsDue] = {}
+    timed_out: set[str] = set()
+    for step in steps:
+        table.now_ms += 1
+        if step is not None:
+            outbox = table.given(step)
+            assert not timed_out & {call for event in told(outbox) for call, _ in event.calls}
+        elif timers:
+            due = timers.pop(next(iter(timers)))
+            before = g.state(table)
+            outbox = table.given(due)
+            ended = {call for event in told(outbox) for call, _ in event.calls if event.answer is Answer.FAILED}
+            assert {event.call for event in withdrawals(outbox) if isinstance(event, CallWithdrawn)} == ended
+            assert standing(before).live or not ended
+            timed_out |= ended
+            table.turn([CallWithdrawn(g.R, call) for call in sorted(ended)])
+            after = g.state(table)
+            assert (after.attempts, after.current, after.refreshes, after.aside) == (
+                before.attempts,
+                before.current,
+                before.refreshes,
+                before.aside,
+            )
+            assert {call for call in ended if after.waiters[call].flag is not Flag.WITHDRAWN} == set()
+        else:
+            continue
+        timers |= {due: due for _, due in wakes(outbox) if isinstance(due, WaitsDue)}
+    open_timers = {(due.receipt, due.met_ms) for due in timers.values()}
+    assert len(list(table.reader.scan(FOLLOWERS))) <= len(open_timers), "each follower that is written down has its timer"
