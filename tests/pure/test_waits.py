@@ -144,7 +144,8 @@ def test_R4_each_turns_followers_have_their_own_deadline() -> None:
     assert [call for call, _ in answer.calls] == ["follower-three"]
 
 
-def test_R4_followers_of_one_turn_share_a_timer_and_those_that_have_no_room_inline_are_told_too() -> None:
+@pytest.mark.parametrize("value_first", [False, True])
+def test_R4_followers_of_one_turn_share_a_timer_and_those_that_have_no_room_inline_are_told_too(value_first: bool) -> None:
     table = running()
     crowd = [g.request(f"c{number:02}", run="two") for number in range(WAITERS_INLINE + 5)]
     ((_, due),) = wakes(table.turn(crowd))
@@ -152,9 +153,9 @@ def test_R4_followers_of_one_turn_share_a_timer_and_those_that_have_no_room_inli
     outbox = over(table, due)
     (answer,) = told(outbox)
     assert [call for call, _ in answer.calls] == [request.call for request in crowd]
-    table.turn([CallWithdrawn(g.R, request.call) for request in crowd])
-    (answer,) = told(table.given(g.value(1)))
-    assert [call for call, _ in answer.calls] == ["owner"]
+    ends: list[list[Event]] = [[CallWithdrawn(g.R, request.call) for request in crowd], [g.value(1)]]
+    outboxes = [table.turn(events) for events in (reversed(ends) if value_first else ends)]
+    assert [call for outbox in outboxes for answer in told(outbox) for call, _ in answer.calls] == ["owner"]
 
 
 def test_R4_answers_go_to_the_partition_of_each_follower() -> None:
