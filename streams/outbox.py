@@ -20,6 +20,10 @@ from streams.producers import MESSAGE_BYTES_MAX, OnPublished
 
 #: Two flushes are at least this far apart.
 GATHER_SECONDS = 0.005
+#: A connection on which a broker is silent for this long is given up and made anew; what was sent on it is sent again.
+REQUEST_TIMEOUT_MS = 10_000
+#: What a producer gets to end in; with a broker that is away it never would.
+STOP_SECONDS = 5.0
 
 
 class EventPublisher:
@@ -39,28 +43,53 @@ class EventPublisher:
         self._flushing: asyncio.Task[None] | None = None
         self._flushed_at = 0.0
         self._sends: set[asyncio.Task[None]] = set()
+        #: The producer said that it failed: what aiokafka does not try again by itself may have ended it for good.
+        self._failed = False
 
     async def start(self) -> None:
         """Connect. Raises ``Unreachable``."""
-        self._producer = AIOKafkaProducer(
+        self._producer = await self._connect()
+
+    async def _connect(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
             **self._connection,
             acks="all",
             enable_idempotence=True,
             max_request_size=MESSAGE_BYTES_MAX,
             linger_ms=0,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
         )
         try:
-            await self._producer.start()
+            await producer.start()
         except KafkaError as error:
+            await producer.stop()
             raise Unreachable(f"cannot start the dispatcher's producer: {error}") from error
+        return producer
+
+    async def renew(self) -> None:
+        """Replace a producer that has failed; does nothing for one that has not, or while no broker answers."""
+        if not self._failed:
+            return
+        self._failed = False
+        try:
+            fresh = await self._connect()
+        except Unreachable:
+            self._failed = True
+            return
+        old, self._producer = self._producer, fresh
+        self._watch(_put_away(old))
 
     async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
         """Publish events in order and wait until they are acknowledged. Raises ``Unreachable``."""
+        await self.enqueue(topic, partition, events)
+
+    def enqueue(self, topic: str, partition: int, events: Sequence[Event]) -> asyncio.Future[None]:
+        """Publish events in order; the future is done when they are acknowledged, or raises ``Unreachable``."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault((topic, partition), []).append((events, done))
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
-        await done
+        return done
 
     async def _flush(self) -> None:
         # A moment after the last flush, more is likely to come: what gathers costs one message instead of many.
@@ -77,6 +106,7 @@ class EventPublisher:
                     sent = await self._producer.send(self._prefix + topic, value, partition=partition, headers=headers)
                     futures.append((value, sent))
             except (KafkaError, envelope.EventTooLarge) as error:
+                self._failed = self._failed or isinstance(error, KafkaError)
                 _settle([done for _, done in waiting], Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
                 continue
             self._watch(self._acknowledged(topic, partition, futures, [done for _, done in waiting]))
@@ -94,17 +124,30 @@ class EventPublisher:
                 offset = (await future).offset
                 self._on_published(self._prefix + topic, partition, offset, value, envelope.headers_of(topic))
         except KafkaError as error:
+            self._failed = True
             _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
         else:
             _settle(waiting, None)
 
     async def stop(self) -> None:
-        """Wait for what was handed over, then disconnect."""
+        """Wait a moment for what was handed over, then disconnect."""
         if self._flushing is not None:
-            await self._flushing
+            await asyncio.wait([self._flushing], timeout=STOP_SECONDS)
         if self._sends:
-            await asyncio.wait(self._sends)
-        await self._producer.stop()
+            await asyncio.wait(self._sends, timeout=STOP_SECONDS)
+        await _put_away(self._producer)
+
+
+async def _put_away(producer: AIOKafkaProducer) -> None:
+    """Stop a producer; with its broker away it would wait for ever."""
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.wait([stopping], timeout=STOP_SECONDS)
+    if not stopping.done():
+        stopping.cancel()
+        await producer.client.close()
+        await asyncio.wait([stopping], timeout=STOP_SECONDS)
+    if stopping.done() and not stopping.cancelled():
+        stopping.exception()  # it ends, with or without a broker
 
 
 def _settle(waiting: Sequence[asyncio.Future[None]], error: Unreachable | None) -> None:

@@ -1,4 +1,4 @@
-"""``python -m tests.bench.chaos``: workers, broker and provider of some runs are disturbed by a seed's plan, and all is checked at the end.
+"""``python -m tests.bench.chaos``: workers, broker and provider are disturbed by a seed's plan while runs go on; all is checked.
 
 Prints its seed first and one JSON line last; exits 1 when anything in ``wrong`` is named. The same seed is the same plan.
 """
@@ -129,7 +129,7 @@ class Chaos:
 
     async def _supervise(self) -> None:
         """Start again whatever has ended and is not away."""
-        seen = {name: 0 for name in WORKERS}
+        seen = dict.fromkeys(WORKERS, 0)
         while True:
             for name, worker in self.system.workers.items():
                 if worker.running or worker.process is None:

@@ -17,7 +17,7 @@ WORKERS = ("w1", "w2", "w3")
 #: Actions end, and faults with them, when this part of the time is over: the rest is for what is left to do.
 ROUGH = 0.8
 #: Rows a second and calls a second of each provider, so that there is work for the whole time.
-ROWS_PER_SECOND, CALLS_PER_SECOND = 4.0, 8
+ROWS_PER_SECOND, CALLS_PER_SECOND = 5.0, 10
 #: One disturbance of the broker for so many of workers.
 WORKERS_PER_BROKER = 12
 
@@ -96,7 +96,7 @@ def plan_of(seed: int, *, kills: int, seconds: float) -> Plan:
     for at in _moments(dice, max(1, kills // WORKERS_PER_BROKER) if kills else 0, rough * 0.9):
         actions.append(Action(at, dice.choice(BROKER_KINDS), seconds=round(dice.uniform(0.5, 6.0), 2)))
     for at in _moments(dice, max(2, int(rough / 6)), rough):
-        actions.append(Action(at, Kind.PROVIDER, faults=_faults(dice), latency_ms=dice.choice((20, 80, 250, 900))))
+        actions.append(Action(at, Kind.PROVIDER, faults=_faults(dice), latency_ms=dice.choice((80, 300, 800, 1500))))
     actions.append(Action(rough, Kind.PROVIDER, latency_ms=50))
     return Plan(tuple(runs), tuple(sorted(actions, key=lambda action: action.at)))
 

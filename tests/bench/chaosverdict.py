@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from schemas.events import Ambiguous, Value
 from schemas.progress import MapProgress, MapRow, RowCell, RunEvent
@@ -20,8 +21,8 @@ from tests.support.evidence import Evidence
 FINAL = ("completed", "failed", "skipped")
 #: Columns of every play, with the field that a cell asks for.
 COLUMNS = ("batched", "single")
-#: Ways in which a worker may end: told to, killed, no broker. All others are defects.
-ENDS = (0, -9, 69)
+#: Ways in which a worker may end: told to, also before it listens to that, killed, no broker. All others are defects.
+ENDS = (0, -15, -9, 69)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _of_run(run: RunFound) -> Iterator[str]:
 
 def _of_rows(rows: Mapping[str, Sequence[MapRow]]) -> Iterator[str]:
     for key, states in rows.items():
-        for before, after in zip(states, states[1:], strict=False):
+        for before, after in pairwise(states):
             # Unknown may be settled by a late value; what is completed stays so in every run that comes after.
             changed = before.status in FINAL and after.status != before.status
             if changed and (before.run == after.run or before.status == "completed"):

@@ -164,19 +164,33 @@ class Log:
         self.trouble: PaidonceError | None = None
         self.before: Callable[[str, Sequence[Event]], None] = lambda _topic, _events: None
         self.running = False
+        self.renewed = 0
 
     async def start(self) -> None:
         """Connect."""
         self.running = True
 
-    async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
-        """Publish events and wait until they are acknowledged."""
+    def enqueue(self, topic: str, partition: int, events: Sequence[Event]) -> asyncio.Future[None]:
+        """Publish events; the future is done when they are acknowledged."""
         assert self.running, "published before the start or after the stop"
         if self.trouble is not None:
-            raise self.trouble
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(self.trouble)
+            return failed
         self.before(topic, events)
         self.published += [(topic, partition, event) for event in events]
+        return asyncio.ensure_future(self._acknowledged())
+
+    async def _acknowledged(self) -> None:
         await self.acknowledges.wait()
+
+    async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
+        """Publish events and wait until they are acknowledged."""
+        await self.enqueue(topic, partition, events)
+
+    async def renew(self) -> None:
+        """Replace a producer that has failed."""
+        self.renewed += 1
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -240,7 +254,7 @@ class World:
         assert isinstance(self.loop, VirtualLoop)
         self.time: VirtualLoop = self.loop
         self.providers = Providers.model_validate({"providers": {"p": PROVIDER | {"pace": pace or PROVIDER["pace"]}}})
-        self.settings = Settings(**({"lease_seconds": 3.0, "grace_seconds": 5.0} | settings))
+        self.settings = Settings(**({"lease_seconds": 3.0, "grace_seconds": 5.0, "data": folder} | settings))
         self.caller = ScriptedCaller()
         self.log = Log()
         self.journal = AnswerJournal(folder / "answers.journal")
