@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -51,30 +49,12 @@ from tests.support.dispatch import (
     not_done,
     play,
     raises,
+    story,
     value_of,
     world,
 )
 
 WINDOW = 0.25
-Story = Callable[[World], Coroutine[Any, Any, None]]
-
-
-def story(**options: Any) -> Callable[[Story], Callable[[Path], None]]:
-    """A test that is played in virtual time, with a world made with these options."""
-
-    def decorate(told: Story) -> Callable[[Path], None]:
-        async def play_it(folder: Path) -> None:
-            async with world(folder, **options) as it:
-                await told(it)
-
-        @functools.wraps(told)
-        def test(tmp_path: Path) -> None:
-            play(play_it(tmp_path))
-
-        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take the story's own parameters for fixtures
-        return test
-
-    return decorate
 
 
 def member(name: str, n: int = 1, op: int = 1) -> ClaimedMember:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import selectors
 import time
 from collections import deque
@@ -391,3 +392,24 @@ async def world(folder: Path, **options: Any) -> Any:
     async with it:
         yield it
     assert not it.failures, it.failures
+
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def story(**options: Any) -> Callable[[Story], Callable[[Path], None]]:
+    """A test that is played in virtual time, with a world made with these options."""
+
+    def decorate(told: Story) -> Callable[[Path], None]:
+        async def play_it(folder: Path) -> None:
+            async with world(folder, **options) as it:
+                await told(it)
+
+        @functools.wraps(told)
+        def test(tmp_path: Path) -> None:
+            play(play_it(tmp_path))
+
+        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take the story's own parameters for fixtures
+        return test
+
+    return decorate
