@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from streams.engine.lanes import Departure, Lane, forms_of, pace_of
 from streams.engine.port import Context, Effect
 from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
-from streams.leases import LeaseWatch
+from streams.leases import LeaseWatch, steady_clock
 from streams.outbox import EventPublisher
 from streams.salvage import SalvageFile
 from streams.settings import Settings
@@ -38,11 +37,6 @@ log = logging.getLogger(__name__)
 #: With less of the lease left than this, a call is not started.
 START_MARGIN_SECONDS = 0.1
 PROBED_TOPICS = ("receipt-claims", "lease-heartbeats", "receipt-completions")
-
-
-def steady_clock() -> float:
-    """Seconds of a clock that neither steps nor stops while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True)
@@ -80,13 +74,11 @@ class Dispatcher(Companion):
         fail: Callable[[PaidonceError], None],
         checkpoint: Checkpoint = lambda _step: None,
         clock: Callable[[], float] = steady_clock,
-        salvage: SalvageFile | None = None,
     ) -> None:
         self.settings = settings
         self._providers = providers
         self._forms = forms_of(providers)
-        self._publisher = publisher
-        self.settlement = Settlement(settings, publisher, journal, salvage or SalvageFile(settings.data / "salvage.jsonl"), clock)
+        self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
         self._fail = fail
         self._checkpoint, self._clock = checkpoint, clock
@@ -113,8 +105,7 @@ class Dispatcher(Companion):
 
     async def start(self) -> None:
         """Publish again what the last process read but may not have published, then begin to send heartbeats."""
-        await self._publisher.start()
-        await self.settlement.republish()
+        await self.settlement.start()
         self._beat = asyncio.create_task(self._heartbeats(), name="heartbeats")
 
     async def opened(self, table: str, actors: Mapping[int, Actor]) -> None:
@@ -155,8 +146,7 @@ class Dispatcher(Companion):
             _, late = await asyncio.wait(self._publishing, timeout=5)
             for task in late:
                 task.cancel()
-        self.settlement.end()
-        await self._publisher.stop()
+        await self.settlement.stop()
         await self.calls.close()
 
     def effects(self, table: str, partition: int, effects: Sequence[Effect], context: Context) -> None:

@@ -88,8 +88,9 @@ class Settlement:
     def __post_init__(self) -> None:
         self.breaker = Breaker(self.clock)
 
-    async def republish(self) -> None:
+    async def start(self) -> None:
         """Publish what the process before this one read but may not have published. Raises ``Unreachable``."""
+        await self.publisher.start()
         unpublished = self.journal.unpublished()
         for partition, events in unpublished:
             await self.publisher.publish(COMPLETIONS, partition, events)
@@ -122,8 +123,8 @@ class Settlement:
         """
         await self._climb(topic, partition, events, None)
 
-    def end(self) -> int:
-        """The worker ends: write down what is not published; returns how many answers these are (S5)."""
+    async def stop(self) -> None:
+        """The worker ends: write down what is not published (S5), then disconnect."""
         lines = [
             Salvaged(
                 Why.UNPUBLISHED,
@@ -150,7 +151,7 @@ class Settlement:
             )
         for copy in self._copies:
             copy.cancel()
-        return len(lines)
+        await self.publisher.stop()
 
     def kept_aside(self, receipt: str, tool: str, n: int, output: bytes) -> None:
         """A value came for which its receipt has no use: it was paid for, so it is kept where a person finds it."""

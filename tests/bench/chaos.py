@@ -20,16 +20,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from schemas.plays import Play
 from schemas.progress import MapProgress, MapRow, RunEvent
+from schemas.states import TURN_KEY, TurnRecord
 from streams.broker.local import LocalBroker
 from streams.client import Client
+from streams.engine.digest import Digests, digests_of
 from streams.errors import Unreachable
 from streams.publiclog import PublicLog
+from streams.replay import Plan as ReplayPlan
+from streams.replay import replay
 from streams.sandbox.bill import read_bill
 from streams.sandbox.settings import Settings as SandboxSettings
+from streams.table import Store, StoreMemory
 from tests.bench.chaosplan import CALLS_PER_SECOND, WORKERS, Action, Asked, Kind, Plan, plan_of
-from tests.bench.chaosverdict import COLUMNS, Found, RunFound, item_of, violations
+from tests.bench.chaosverdict import COLUMNS, ENDS, Found, RunFound, item_of, violations
 from tests.support.evidence import read_evidence
 from tests.support.system import System
 
@@ -226,6 +233,28 @@ async def look(system: System, chaos: Chaos) -> Found:
     )
 
 
+async def differing(system: System, folder: Path) -> list[str]:
+    """Partitions of which the replay, the changelog and the newest live table are not alike; every worker has ended."""
+    parts, _ = await asyncio.to_thread(replay, ReplayPlan(system.settings, folder, diff=True))
+    wrong, memory = [], StoreMemory()
+    for part in parts:
+        name = f"{part.table}/{part.partition} at turn {part.turn}"
+        if part.live is None or part.live.digests != part.digests:
+            wrong.append(f"{name}: the changelog differs from the replay: {part.live}")
+        lives: list[Digests] = []
+        for worker in WORKERS:
+            path = system.folder / worker / "tables" / part.table / str(part.partition)
+            if path.exists():
+                with contextlib.closing(Store(path, memory)) as store:
+                    raw = store.get(TURN_KEY)
+                    # Others hold what was there when they owned the partition.
+                    if raw is not None and msgspec.msgpack.decode(raw, type=TurnRecord).turn == part.turn:
+                        lives.append(digests_of(store.scan(b"")))
+        if not lives or any(live != part.digests for live in lives):
+            wrong.append(f"{name}: of its live tables {lives} none or not all are as the replay has it, {part.digests}")
+    return wrong
+
+
 def defects(text: str) -> list[str]:
     """Lines of a log that tell of a defect."""
     return [line[:300] for line in text.splitlines() if any(word in line for word in DEFECTS)]
@@ -276,7 +305,12 @@ async def run_chaos(broker: LocalBroker, folder: Path, plan: Plan, *, settle_sec
                 await asyncio.sleep(1)
                 found = await look(system, chaos)
                 wrong = violations(found)
-        wrong += [f"a worker ended with {code} after all was mended" for code, _ in late_ends]
+        wrong += [f"a worker ended with {code} after all was mended" for code, _ in late_ends if code not in ENDS]
+        for worker in system.workers.values():
+            worker.terminate()
+        for worker in system.workers.values():
+            await asyncio.to_thread(worker.wait)
+        wrong += await differing(system, folder / "replay")
         return report(found, late + wrong, chaos, time.monotonic() - began)
 
 

@@ -48,8 +48,6 @@ class Found:
     ends: Sequence[int] = ()
     #: Lines of the workers' logs that tell of a defect.
     defects: Sequence[str] = ()
-    #: Digests that should be alike and are not.
-    digests: Sequence[str] = ()
 
 
 @dataclass
@@ -69,7 +67,7 @@ def violations(found: Found) -> list[str]:
     wrong += _of_bill(found.bill)
     wrong += _of_receipts(found, receipts)
     wrong += [f"a worker ended with {code}" for code in found.ends if code not in ENDS]
-    return [*wrong, *found.defects, *found.digests]
+    return [*wrong, *found.defects]
 
 
 def item_of(column: str, index: int, *, keyed: bool) -> str:

@@ -54,10 +54,13 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBrok
 
 
 @asynccontextmanager
-async def calls_under_way(broker: ProxiedBroker, folder: Path, **settings: Any) -> AsyncIterator[Away]:
-    """Four calls of twelve have reached the provider, which does not answer yet."""
+async def calls_under_way(
+    broker: ProxiedBroker, folder: Path, *, answer: Callable[[int], object] = lambda number: {"answer": number}, **settings: Any
+) -> AsyncIterator[Away]:
+    """Four calls of twelve have reached the provider, which does not answer yet; ``answer`` gives the n-th call's."""
     settings = {"partitions": 2, "publish_seconds": 1.0} | settings
     with ScriptedProvider() as provider:
+        provider.answer = lambda asked: (200, json.dumps(answer(asked.number)).encode())
         provider.hold()
         async with Proxy(broker.proxy_port, broker.inner_port) as proxy, System(broker.direct, folder, **settings) as system:
             system.add_provider("slow", provider.url, repeat="never", concurrency=UNDER_WAY, timeout=60)
@@ -173,7 +176,6 @@ async def test_S5_a_worker_that_ends_without_its_broker_leaves_its_answers_reada
     own_broker: ProxiedBroker, tmp_path: Path
 ) -> None:
     async with calls_under_way(own_broker, tmp_path / "system", broker_seconds=8, grace_seconds=2) as away:
-        away.provider.answer = lambda asked: (200, json.dumps({"answer": asked.number}).encode())
         away.proxy.cut()
         away.provider.let_go()
         code = await asyncio.to_thread(away.worker.wait, 60)
@@ -198,8 +200,7 @@ async def test_S5_without_room_for_the_journal_a_paid_answer_is_published_all_th
     own_broker: ProxiedBroker, tmp_path: Path
 ) -> None:
     """The limit on file sizes stands for a full disk: a write fits only in part."""
-    async with calls_under_way(own_broker, tmp_path / "system") as away:
-        away.provider.answer = lambda _asked: (200, json.dumps({"text": "x" * 3_000_000}).encode())
+    async with calls_under_way(own_broker, tmp_path / "system", answer=lambda _number: {"text": "x" * 3_000_000}) as away:
         resource.prlimit(away.worker.pid, resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
         away.provider.let_go()
         await every_call_was_made_once(away)

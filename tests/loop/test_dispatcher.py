@@ -32,10 +32,11 @@ from schemas.events import (
     Value,
 )
 from streams.calls import BUSY_TRIES_MAX, outcome_of
-from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS, steady_clock
+from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS
 from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
 from streams.journal import AnswerJournal
+from streams.leases import steady_clock
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from tests.support.dispatch import (
     BUSY,

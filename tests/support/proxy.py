@@ -7,14 +7,11 @@ with everything; whoever bootstraps at ``direct`` does not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Self
 
 from streams.broker import node
 from streams.broker.local import LocalBroker
-
-READ_BYTES = 1 << 16
 
 
 class Proxy:
@@ -22,10 +19,10 @@ class Proxy:
 
     def __init__(self, port: int, target: int) -> None:
         self.port, self.target = port, target
-        self._open = True
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self._connections: set[asyncio.Task[None]] = set()
+        self.open = True
+        self.flows = True
+        self.ends: set[_End] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -33,67 +30,80 @@ class Proxy:
         return f"{node.HOST}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, node.HOST, self.port)
+        self._server = await asyncio.get_running_loop().create_server(lambda: _End(self), node.HOST, self.port)
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
         self._server.close()
+        await asyncio.gather(*self._dialling)
+        lost = [end.lost.wait() for end in self.ends]
         self.cut()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*lost)
 
     def cut(self) -> None:
         """End all connections, and every new one at once."""
-        self._open = False
-        for connection in self._connections:
-            connection.cancel()
+        self.open = False
+        for end in list(self.ends):
+            end.transport.abort()
 
     def freeze(self) -> None:
         """Connections stay and are accepted; nothing passes, in either direction."""
-        self._flows.clear()
+        self.flows = False
+        for end in self.ends:
+            end.transport.pause_reading()
 
     def heal(self) -> None:
         """All goes well again; what was frozen arrives."""
-        self._open = True
-        self._flows.set()
+        self.open = self.flows = True
+        for end in self.ends:
+            if end.other is not None:
+                end.transport.resume_reading()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None
-        self._connections.add(connection)
+    def dial(self, near: _End) -> None:
+        """Connect a new connection to the broker."""
+        task = asyncio.create_task(self._dial(near))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    async def _dial(self, near: _End) -> None:
         try:
-            if self._open:
-                await self._pass(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            pass  # an end of a connection, by us or by others
-        finally:
-            await _closed(writer)
-            self._connections.discard(connection)
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(node.HOST, self.target)
-        there = asyncio.create_task(self._pump(reader, far_writer))
-        back = asyncio.create_task(self._pump(far_reader, writer))
-        try:
-            await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in (there, back):
-                pump.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
-            await _closed(far_writer)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(READ_BYTES):
-                await self._flows.wait()
-                writer.write(data)
-                await writer.drain()
+            await asyncio.get_running_loop().create_connection(lambda: _End(self, near), node.HOST, self.target)
+        except OSError:
+            near.transport.abort()
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
-    """Close at once: what is still to be sent is lost, as on a line that is cut."""
-    writer.transport.abort()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+class _End(asyncio.Protocol):
+    """One of the two ends of a connection through the proxy: what it reads, the other one writes."""
+
+    def __init__(self, proxy: Proxy, other: _End | None = None) -> None:
+        self.proxy, self.other = proxy, other
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.proxy.ends.add(self)
+        if not self.proxy.open:
+            transport.abort()
+        elif self.other is None:
+            transport.pause_reading()
+            self.proxy.dial(self)
+        else:
+            self.other.other = self
+            if self.proxy.flows:
+                self.other.transport.resume_reading()
+            else:
+                transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        assert self.other is not None
+        self.other.transport.write(data)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.proxy.ends.discard(self)
+        self.lost.set()
+        if self.other is not None:
+            self.other.transport.close()
 
 
 class ProxiedBroker(LocalBroker):
