@@ -82,6 +82,10 @@ class Settlement:
     _unpublished: list[_Unpublished] = field(default_factory=list)
     #: A ladder has come to its end: those that begin later are cut short (S3).
     _exhausted: bool = False
+    #: Publications that have failed and are tried again now.
+    _failing: int = 0
+    #: Held, by topic and partition, while what could not be published there is published again, one after the other.
+    _repeating: dict[tuple[str, int], asyncio.Lock] = field(default_factory=dict)
     #: Copies of what is durable already, which may be acknowledged late.
     _copies: set[asyncio.Future[None]] = field(default_factory=set)
 
@@ -117,11 +121,20 @@ class Settlement:
             self.journal.published()
 
     async def say(self, topic: str, partition: int, events: Sequence[Event]) -> None:
-        """Publish claims, releases and heartbeats; they are repeated only where the publisher said that it failed.
+        """Publish claims, releases and heartbeats; they are repeated only where the publisher said that it failed, and in order.
 
-        Raises ``Unreachable`` once the ladder has come to its end.
+        A release that overtook its claim would leave a lease that nobody gives back. Raises ``Unreachable`` once the ladder has
+        come to its end.
         """
-        await self._climb(topic, partition, events, None)
+        repeating = self._repeating.get((topic, partition))
+        if repeating is None or not repeating.locked():
+            error = await _acknowledged({self.publisher.enqueue(topic, partition, events)}, self.settings.broker_seconds)
+            if error is None:
+                self._durable()
+                return
+            self.breaker.trip(error)
+        async with self._repeating.setdefault((topic, partition), asyncio.Lock()):
+            await self._climb(topic, partition, events, None)
 
     async def stop(self) -> None:
         """The worker ends: write down what is not published (S5), then disconnect."""
@@ -172,14 +185,18 @@ class Settlement:
         began, copies = self.clock(), set[asyncio.Future[None]]()
         # Doubt is for what was paid. A claim that lies there for long is given back when it is folded, not published twice.
         patience = self.settings.publish_seconds if kept is not None else self.settings.broker_seconds
-        waits = list(LADDER_SECONDS)
+        waits, failing = list(LADDER_SECONDS), False
         try:
             while True:
+                await self.publisher.renew()
                 copies.add(self.publisher.enqueue(topic, partition, events))
                 error = await _acknowledged(copies, patience)
                 if error is None:
                     break
                 self.breaker.trip(error)
+                if not failing:
+                    failing = True
+                    self._failing += 1
                 if kept is not None and not kept.first_error_ms:
                     kept.first_error_ms, kept.error = _now_ms(), str(error)
                 left = began + self.settings.broker_seconds - self.clock()
@@ -193,16 +210,20 @@ class Settlement:
                     break
         finally:
             self._forget(copies)
+            self._failing -= failing
+        self._durable()
+
+    def _durable(self) -> None:
+        """Something was acknowledged; as long as something else is not, calls stay stopped."""
         self._exhausted = False
-        self.breaker.close()
+        if not self._failing:
+            self.breaker.close()
 
     async def _acknowledged_while_waiting(self, copies: set[asyncio.Future[None]], seconds: float) -> bool:
         end = self.clock() + seconds
         if copies and await _acknowledged(copies, seconds) is None:
             return True
         await asyncio.sleep(max(0.0, end - self.clock()))
-        if not copies:
-            await self.publisher.renew()
         return False
 
     def _forget(self, copies: set[asyncio.Future[None]]) -> None:

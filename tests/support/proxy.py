@@ -83,7 +83,7 @@ class _End(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.proxy.ends.add(self)
-        if not self.proxy.open:
+        if not self.proxy.open or (self.other is not None and self.other.lost.is_set()):
             transport.abort()
         elif self.other is None:
             transport.pause_reading()
