@@ -10,12 +10,13 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from schemas.commands import LeaseJudgedExpired
-from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, LeasesRenewed, Probed
+from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, Probed
 from schemas.providers import Providers
 from streams.calls import Calls, Flight
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
@@ -80,8 +81,7 @@ class Dispatcher(Companion):
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
-        self._fail = fail
-        self._checkpoint, self._clock = checkpoint, clock
+        self._fail, self._checkpoint, self._clock = fail, checkpoint, clock
         self._partitions: dict[int, _Partition] = {}
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
@@ -240,9 +240,8 @@ class Dispatcher(Companion):
             owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
 
     def _depart_all(self) -> None:
-        for partition, owned in self._partitions.items():
-            for name in owned.lanes:
-                self._depart(partition, owned, name)
+        for partition, owned, name in [(n, owned, name) for n, owned in self._partitions.items() for name in owned.lanes]:
+            self._depart(partition, owned, name)
 
     def _depart_soon(self, partition: int, owned: _Partition, name: str) -> None:
         owned.departing.discard(name)
@@ -360,10 +359,10 @@ class Dispatcher(Companion):
         beat_at = self._clock() + every
         while True:
             await asyncio.sleep(tick)
-            if self._clock() >= beat_at:
+            if self._clock() >= beat_at - tick / 2:
                 beat_at = self._clock() + every
                 for partition, leases in self.calls.leases().items():
-                    self._say("lease-heartbeats", partition, LeasesRenewed(tuple(leases)))
+                    self._watch(self.settlement.beat(partition, leases))
             for partition, owned in self._partitions.items():
                 if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
                     owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
@@ -384,7 +383,10 @@ class Dispatcher(Companion):
 
     def _say(self, topic: str, partition: int, *events: Event) -> None:
         """Publish without waiting; trouble with the broker ends the worker."""
-        task = asyncio.create_task(self._publish(topic, partition, events))
+        self._watch(self._publish(topic, partition, events))
+
+    def _watch(self, publishing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(publishing)
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 

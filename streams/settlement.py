@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from schemas.events import AttemptEnded, Event, Value
+from schemas.events import AttemptEnded, Event, LeasesRenewed, Value
 from streams.errors import Unreachable
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
@@ -120,8 +120,16 @@ class Settlement:
         if journalled:
             self.journal.published()
 
+    async def beat(self, partition: int, leases: Sequence[str]) -> None:
+        """Renew leases; what cannot be published is logged, and the next beat is the retry (L5): an old one would help nobody."""
+        beat = self.publisher.enqueue("lease-heartbeats", partition, [LeasesRenewed(tuple(leases))])
+        error = await _acknowledged({beat}, self.settings.broker_seconds)
+        if error is not None:
+            log.warning("%d leases could not be renewed: %s", len(leases), error)
+            await self.publisher.renew()
+
     async def say(self, topic: str, partition: int, events: Sequence[Event]) -> None:
-        """Publish claims, releases and heartbeats; they are repeated only where the publisher said that it failed, and in order.
+        """Publish claims, releases and marks; they are repeated only where the publisher said that it failed, and in order.
 
         A release that overtook its claim would leave a lease that nobody gives back. Raises ``Unreachable`` once the ladder has
         come to its end.

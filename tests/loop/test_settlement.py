@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
-from schemas.events import AttemptEnded, CallsAnswered, Value
+from schemas.events import AttemptEnded, BatchClaimed, CallsAnswered, LeaseExpired, LeaseReleased, LeasesRenewed, Value
 from streams.errors import PaidonceError, Unreachable
 from streams.salvage import Salvaged, SalvageFile, Why
 from tests.support.dispatch import Hangs, World, play, story, value_of, world
@@ -230,8 +231,6 @@ async def test_S5_a_value_that_was_kept_aside_is_in_the_file_with_its_output(it:
 
 
 def test_S5_the_file_says_clearly_from_where_on_it_is_capped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from msgspec import Raw
-
     file = SalvageFile(tmp_path / "salvage.jsonl", bytes_max=500)
     file.keep(Salvaged(Why.KEPT_ASIDE, 1, f"r{number}", "p.t", 1, output=Raw(b'"' + b"x" * 150 + b'"')) for number in range(9))
     lines = lines_of(tmp_path)
@@ -254,3 +253,66 @@ async def test_B11_a_defect_under_the_ladder_ends_the_worker_loudly(it: World) -
     await it.settles()
     assert [str(failure) for failure in it.failures] == ["a defect in publishing"]
     it.failures.clear()
+
+
+# --- heartbeats while the broker is away --------------------------------------------------------------------------
+
+
+@story(lease_seconds=3.0)
+async def test_L1_a_lease_is_renewed_every_third_of_its_time(it: World) -> None:
+    it.caller.scripts.append(hang := Hangs())
+    await it.asks("a")
+    await it.turn()
+    began, at = it.time.now, list[float]()
+    it.log.before = lambda topic, _events: at.append(it.time.now - began) if topic == "lease-heartbeats" else None
+    await it.turns(3.4)
+    assert at == pytest.approx([1.0, 2.0, 3.0], abs=0.3)
+    assert {beat.leases for beat in it.log.of("lease-heartbeats", LeasesRenewed)} == {(it.claims[0].lease,)}
+    hang.ended.set()
+    await it.settles()
+
+
+@story(lease_seconds=3.0)
+async def test_L5_a_heartbeat_that_cannot_be_published_is_tried_again_and_loses_nothing(it: World) -> None:
+    it.caller.scripts.append(hang := Hangs())
+    await it.asks("a")
+    await it.turn()
+    it.log.trouble = AWAY
+    await it.passes(5)
+    it.log.trouble = None
+    await it.turns(5)
+    assert it.log.of("receipt-claims", LeaseExpired) == []
+    assert it.log.of("lease-heartbeats", LeasesRenewed) != []
+    hang.ended.set()
+    await it.turns(0.1)
+    assert [event.answer.value for event in it.answers if isinstance(event, CallsAnswered)] == ["completed"]
+
+
+@story()
+async def test_L5_a_heartbeat_that_is_read_after_its_completion_changes_nothing(it: World) -> None:
+    it.caller.scripts.append(hang := Hangs())
+    await it.asks("a")
+    await it.turn()
+    hang.ended.set()
+    await it.settles()
+    it.say("lease-heartbeats", LeasesRenewed((it.claims[0].lease,)))
+    await it.turns(8)
+    assert it.log.of("receipt-claims", LeaseExpired) == []
+    assert it.caller.asked == ["a"]
+    assert [event.answer.value for event in it.answers if isinstance(event, CallsAnswered)] == ["completed"]
+
+
+@story()
+async def test_L7_a_release_never_overtakes_the_claim_that_could_not_be_published(it: World) -> None:
+    """The claim fails; the partition is taken away, which gives the claim back; the broker returns: in that order in the log."""
+    it.log.trouble = AWAY
+    await it.asks("a")
+    await it.settles()
+    await it.revoked()
+    it.log.trouble = None
+    await it.passes(10)
+    said = [event for topic, _, event in it.log.published if topic == "receipt-claims"]
+    assert [type(event) for event in said] == [BatchClaimed, LeaseReleased]
+    await it.returns()
+    await it.turns(5)
+    assert it.caller.asked == ["a"]
