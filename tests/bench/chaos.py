@@ -123,7 +123,8 @@ class Chaos:
                 worker.kill()
             case Kind.WIPE:
                 worker.kill()
-                shutil.rmtree(self.system.folder / action.worker)
+                # It may have been killed before it made one.
+                shutil.rmtree(self.system.folder / action.worker, ignore_errors=True)
             case Kind.STOP:
                 worker.terminate()
             case Kind.LEAVE:
