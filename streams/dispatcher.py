@@ -76,8 +76,7 @@ class Dispatcher(Companion):
         checkpoint: Checkpoint = lambda _step: None,
         clock: Callable[[], float] = steady_clock,
     ) -> None:
-        self.settings = settings
-        self._providers = providers
+        self.settings, self._providers = settings, providers
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
@@ -240,8 +239,9 @@ class Dispatcher(Companion):
             owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
 
     def _depart_all(self) -> None:
-        for partition, owned, name in [(n, owned, name) for n, owned in self._partitions.items() for name in owned.lanes]:
-            self._depart(partition, owned, name)
+        for partition, owned in self._partitions.items():
+            for name in owned.lanes:
+                self._depart(partition, owned, name)
 
     def _depart_soon(self, partition: int, owned: _Partition, name: str) -> None:
         owned.departing.discard(name)

@@ -23,7 +23,7 @@ GATHER_SECONDS = 0.005
 #: A connection on which a broker is silent for this long is given up and made anew; what was sent on it is sent again.
 REQUEST_TIMEOUT_MS = 10_000
 #: What a producer gets to end in; with a broker that is away it never would.
-STOP_SECONDS = 5.0
+STOP_SECONDS = 2.0
 
 
 class EventPublisher:

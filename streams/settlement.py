@@ -123,7 +123,7 @@ class Settlement:
     async def beat(self, partition: int, leases: Sequence[str]) -> None:
         """Renew leases; what cannot be published is logged, and the next beat is the retry (L5): an old one would help nobody."""
         beat = self.publisher.enqueue("lease-heartbeats", partition, [LeasesRenewed(tuple(leases))])
-        error = await _acknowledged({beat}, self.settings.broker_seconds)
+        error = await _acknowledged({beat}, self.settings.broker_seconds, f"lease-heartbeats/{partition}")
         if error is not None:
             log.warning("%d leases could not be renewed: %s", len(leases), error)
             await self.publisher.renew()
@@ -136,7 +136,9 @@ class Settlement:
         """
         repeating = self._repeating.get((topic, partition))
         if repeating is None or not repeating.locked():
-            error = await _acknowledged({self.publisher.enqueue(topic, partition, events)}, self.settings.broker_seconds)
+            error = await _acknowledged(
+                {self.publisher.enqueue(topic, partition, events)}, self.settings.broker_seconds, f"{topic}/{partition}"
+            )
             if error is None:
                 self._durable()
                 return
@@ -193,12 +195,12 @@ class Settlement:
         began, copies = self.clock(), set[asyncio.Future[None]]()
         # Doubt is for what was paid. A claim that lies there for long is given back when it is folded, not published twice.
         patience = self.settings.publish_seconds if kept is not None else self.settings.broker_seconds
-        waits, failing = list(LADDER_SECONDS), False
+        waits, failing, where = list(LADDER_SECONDS), False, f"{topic}/{partition}"
         try:
             while True:
                 await self.publisher.renew()
                 copies.add(self.publisher.enqueue(topic, partition, events))
-                error = await _acknowledged(copies, patience)
+                error = await _acknowledged(copies, patience, where)
                 if error is None:
                     break
                 self.breaker.trip(error)
@@ -209,12 +211,12 @@ class Settlement:
                     kept.first_error_ms, kept.error = _now_ms(), str(error)
                 left = began + self.settings.broker_seconds - self.clock()
                 if self._exhausted or not waits or left < waits[0] + RESERVE_SECONDS:
-                    if copies and await _acknowledged(copies, left) is None:
+                    if copies and await _acknowledged(copies, left, where) is None:
                         break
                     self._exhausted = True
                     raise error
                 # What is in doubt may still be acknowledged while we wait.
-                if await self._acknowledged_while_waiting(copies, waits.pop(0)):
+                if await self._acknowledged_while_waiting(copies, waits.pop(0), where):
                     break
         finally:
             self._forget(copies)
@@ -227,9 +229,9 @@ class Settlement:
         if not self._failing:
             self.breaker.close()
 
-    async def _acknowledged_while_waiting(self, copies: set[asyncio.Future[None]], seconds: float) -> bool:
+    async def _acknowledged_while_waiting(self, copies: set[asyncio.Future[None]], seconds: float, where: str) -> bool:
         end = self.clock() + seconds
-        if copies and await _acknowledged(copies, seconds) is None:
+        if copies and await _acknowledged(copies, seconds, where) is None:
             return True
         await asyncio.sleep(max(0.0, end - self.clock()))
         return False
@@ -246,7 +248,7 @@ class Settlement:
             copy.exception()  # looked at, so that the loop does not complain: it was published by another copy
 
 
-async def _acknowledged(copies: set[asyncio.Future[None]], seconds: float) -> Unreachable | None:
+async def _acknowledged(copies: set[asyncio.Future[None]], seconds: float, where: str) -> Unreachable | None:
     """Wait until one copy is acknowledged; else the error, and in ``copies`` those that are still in doubt."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -254,7 +256,7 @@ async def _acknowledged(copies: set[asyncio.Future[None]], seconds: float) -> Un
     while copies:
         done, _ = await asyncio.wait(copies, timeout=max(0.0, end - loop.time()), return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            return failed or Unreachable(f"nothing was acknowledged for {seconds:g} s")
+            return failed or Unreachable(f"{where}: nothing was acknowledged for {seconds:g} s")
         copies -= done
         for copy in done:
             error = copy.exception()
@@ -263,7 +265,7 @@ async def _acknowledged(copies: set[asyncio.Future[None]], seconds: float) -> Un
             if not isinstance(error, Unreachable):
                 raise error
             failed = error
-    return failed or Unreachable("nothing is under way")
+    return failed or Unreachable(f"{where}: nothing is under way")
 
 
 def _now_ms() -> int:

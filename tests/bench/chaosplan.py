@@ -132,8 +132,9 @@ def _to_a_worker(dice: random.Random, at: float, rough: float) -> Sequence[Actio
 
 
 def _faults(dice: random.Random) -> tuple[Fault, ...]:
-    """None to three kinds of fault at a time, each by chance."""
-    kinds = dice.sample(list(FaultKind), dice.choice((0, 1, 1, 2, 3)))
+    """None to three faults at a time, each by chance."""
+    # Items that fail one by one are the only way to a row that has failed.
+    kinds = dice.sample([*FaultKind, FaultKind.ITEM_ERROR], dice.choice((0, 1, 2, 3)))
     return tuple(_fault(dice, kind) for kind in kinds)
 
 
@@ -145,6 +146,6 @@ def _fault(dice: random.Random, kind: FaultKind) -> Fault:
         kind=kind,
         probability=chance,
         status=None if status is None else dice.choice(status),
-        retryable=dice.random() < 0.7,
+        retryable=dice.random() < 0.5,
         seconds=round(dice.uniform(0.1, 2.0), 2),
     )
