@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 
 from schemas.fetch import FETCH
@@ -62,7 +63,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
         settings,
         providers,
         caller,
-        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.hand_over),
+        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.handover.published),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
         checkpoint=checkpoint,
@@ -90,6 +91,8 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)
+    # The consumer's thread decodes fetches for milliseconds; a turn that waits for the interpreter meanwhile is late.
+    sys.setswitchinterval(0.001)
     return asyncio.run(_run(settings, providers, caller))
 
 

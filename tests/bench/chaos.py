@@ -41,7 +41,7 @@ from tests.support.evidence import read_evidence
 from tests.support.system import System
 
 #: What logs say of a defect; "Traceback" alone also comes with a library's own words about a broker that is away.
-DEFECTS = ("ended in a defect", "StateError", "AssertionError", "KeyError", "InvalidStateError")
+DEFECTS = ("ended in a defect", "StateError", "AssertionError", "KeyError", "InvalidStateError", "Fatal Python error")
 SIZE = 5
 #: What was left to do when the plan ended must be done after this long.
 SETTLE_SECONDS = 150.0
@@ -284,6 +284,8 @@ def report(found: Found, wrong: list[str], chaos: Chaos, seconds: float) -> dict
 
 async def run_chaos(broker: LocalBroker, folder: Path, plan: Plan, *, settle_seconds: float = SETTLE_SECONDS) -> dict[str, object]:
     """Start a system on ``broker``, carry out ``plan``, wait for the end of all runs and judge what is there."""
+    # A worker that crashes says where.
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     bootstrap = (await asyncio.to_thread(broker.start, parent_pid=os.getpid())).bootstrap
     began = time.monotonic()
     async with System(bootstrap, folder, session_seconds=3, lease_seconds=3) as system:

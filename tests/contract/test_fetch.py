@@ -94,7 +94,7 @@ async def test_a_page_that_is_no_text_is_kept_as_bytes_and_json_is_read() -> Non
         "/lie": whole(b"caf\xe9", "Content-Type: text/html; charset=zlib"),
         "/json": whole(b'{"n": 18446744073709551617}', "Content-Type: application/problem+json; x=y"),
         "/broken": whole(b'{"n": ', "Content-Type: application/json"),
-        "/gzip": whole(gzip.compress(b"packed"), "Content-Encoding: gzip"),
+        "/gzip": whole(gzip.compress(b"packed", mtime=0), "Content-Encoding: gzip"),
     }
     async with serving(answers) as web, fetching() as fetch:
         found = {path: await fetch.value(web.url(path)) for path in answers}
@@ -511,7 +511,7 @@ async def test_a_body_of_just_the_limit_is_whole() -> None:
     "answer",
     [
         whole(b"x", "Content-Encoding: br"),
-        whole(gzip.compress(b"abc" * 100)[:-9], "Content-Encoding: gzip"),
+        whole(gzip.compress(b"abc" * 100, mtime=0)[:-9], "Content-Encoding: gzip"),
         whole(b"no gzip", "Content-Encoding: gzip"),
     ],
 )
