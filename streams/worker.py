@@ -120,7 +120,7 @@ class Worker:
             await self._claim_folder()
             await self.companion.start()
             self.app = self._build()
-            await self._start_app()
+            await self.app.start()
             watchdog = self._watch()
             knocking = asyncio.create_task(self._knock(), name="broker")
             await self.app.wait_for_stopped(self._stop)
@@ -131,6 +131,8 @@ class Worker:
             deadline.cancel()
         except PaidonceError as error:
             self.failure = self.failure or error
+        except KafkaError as error:  # the broker went just now; Faust's own producer lets that through
+            self.failure = self.failure or Unreachable(f"no Kafka broker answers at {self.settings.broker}: {error!r}")
         finally:
             if self._lock is not None:
                 self._lock.close()
@@ -140,12 +142,6 @@ class Worker:
             log.error("worker stops: %s", self.failure)
             return self.failure.exit_code
         return 0
-
-    async def _start_app(self) -> None:
-        try:
-            await self.app.start()
-        except KafkaError as error:  # the broker went just now; Faust's own producer lets that through
-            raise Unreachable(f"no Kafka broker answers at {self.settings.broker}: {error!r}") from error
 
     def _watch(self) -> Watchdog:
         """End the process when it only looks alive: its partitions must go to someone who folds them."""
