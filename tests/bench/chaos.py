@@ -284,8 +284,6 @@ def report(found: Found, wrong: list[str], chaos: Chaos, seconds: float) -> dict
 
 async def run_chaos(broker: LocalBroker, folder: Path, plan: Plan, *, settle_seconds: float = SETTLE_SECONDS) -> dict[str, object]:
     """Start a system on ``broker``, carry out ``plan``, wait for the end of all runs and judge what is there."""
-    # A worker that crashes says where.
-    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     bootstrap = (await asyncio.to_thread(broker.start, parent_pid=os.getpid())).bootstrap
     began = time.monotonic()
     async with System(bootstrap, folder, session_seconds=3, lease_seconds=3) as system:

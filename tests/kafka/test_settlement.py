@@ -220,7 +220,8 @@ async def test_L7_a_stop_while_the_broker_is_away_ends_in_time_and_keeps_what_wa
         away.provider.let_go()
         await says(away.worker, STOPPED)
         away.worker.terminate()
-        await asyncio.to_thread(away.worker.wait, 40)
+        code = await asyncio.to_thread(away.worker.wait, 40)
+        assert code in (0, 69, 70), away.worker.text()[-5000:]
         path = tmp_path / "system" / "w1" / "salvage.jsonl"
         assert len(path.read_text().splitlines()) == UNDER_WAY
         away.proxy.heal()
