@@ -38,6 +38,12 @@ soak: $(VENV)/.test
 explore: $(VENV)/.test
 	$(BIN)/python -m tests.explorer $(ARGS)
 
+# Workers, broker and provider are disturbed by a seed's plan while runs go on; the seed is printed, and gives the same plan again.
+KILLS ?= 100
+SECONDS ?= 300
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.bench.chaos --kills $(KILLS) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools

@@ -19,6 +19,7 @@ from typing import IO, Any, cast
 
 import faust
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from streams.broker import topics
@@ -130,6 +131,8 @@ class Worker:
             deadline.cancel()
         except PaidonceError as error:
             self.failure = self.failure or error
+        except KafkaError as error:  # the broker went just now; Faust's own producer lets that through
+            self.failure = self.failure or Unreachable(f"no Kafka broker answers at {self.settings.broker}: {error!r}")
         finally:
             if self._lock is not None:
                 self._lock.close()

@@ -71,7 +71,9 @@ class ProbeSeen(Effect, frozen=True):
 
 
 class KeptAside(Effect, frozen=True):
-    """A value arrived that is not the first of its attempt (salvage)."""
+    """A value arrived that is not the first of its attempt, or of its receipt (salvage)."""
 
     receipt: str
     n: int
+    tool: str
+    output: bytes

@@ -270,7 +270,7 @@ class ReceiptsEngine:
         attempt = receipt.attempts[n]
         if attempt.value != digest:
             turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))
-            turn.outbox.effects.append(KeptAside(key, n))
+            turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
             return
         if len(output) <= INLINE_BYTES_MAX:
             attempt.output = output
@@ -278,7 +278,7 @@ class ReceiptsEngine:
             turn.records.put(record_key(VALUE, key, str(n)), StoredValue(output))
         if receipt.current != (epoch, n):
             # Paid for, but another attempt's value came first: it stays with its attempt, and is reported (S5).
-            turn.outbox.effects.append(KeptAside(key, n))
+            turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)

@@ -81,7 +81,9 @@ async def test_case_G3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
         pytest.param(floods(CHUNKED, b"10000\r\n" + b"x" * 0x10000 + b"\r\n"), id="endless chunks"),
         pytest.param(floods(CHUNKED, b"200\r\n" + b"x" * 512 + b"\r\n"), id="endless small chunks"),
         pytest.param(sends(whole(BOMB, "Content-Encoding: gzip")), id="gzip bomb"),
-        pytest.param(sends(whole(gzip.compress(b"", mtime=0) * 1000 + BOMB, "Content-Encoding: gzip")), id="gzip bomb after members"),
+        pytest.param(
+            sends(whole(gzip.compress(b"", mtime=0) * 1000 + BOMB, "Content-Encoding: gzip")), id="gzip bomb after members"
+        ),
     ],
 )
 async def test_case_G3_a_body_that_grows_too_large_is_cut_off_in_bounded_memory(answer: Serve) -> None:

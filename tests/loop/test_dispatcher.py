@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +32,11 @@ from schemas.events import (
     Value,
 )
 from streams.calls import BUSY_TRIES_MAX, outcome_of
-from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS, steady_clock
+from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS
 from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
 from streams.journal import AnswerJournal
+from streams.leases import steady_clock
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from tests.support.dispatch import (
     BUSY,
@@ -51,30 +50,12 @@ from tests.support.dispatch import (
     not_done,
     play,
     raises,
+    story,
     value_of,
     world,
 )
 
 WINDOW = 0.25
-Story = Callable[[World], Coroutine[Any, Any, None]]
-
-
-def story(**options: Any) -> Callable[[Story], Callable[[Path], None]]:
-    """A test that is played in virtual time, with a world made with these options."""
-
-    def decorate(told: Story) -> Callable[[Path], None]:
-        async def play_it(folder: Path) -> None:
-            async with world(folder, **options) as it:
-                await told(it)
-
-        @functools.wraps(told)
-        def test(tmp_path: Path) -> None:
-            play(play_it(tmp_path))
-
-        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take the story's own parameters for fixtures
-        return test
-
-    return decorate
 
 
 def member(name: str, n: int = 1, op: int = 1) -> ClaimedMember:
@@ -630,6 +611,9 @@ def test_B11_a_broker_that_cannot_be_reached_ends_the_worker_and_no_answer_is_lo
             await it.asks("a")
             it.log.trouble = Unreachable("no broker")
             await it.turn()
+            assert it.failures == []
+            # It was tried again after 1, 3 and 9 seconds, and then for no longer (S3).
+            await it.passes(13.5)
             assert {str(failure) for failure in it.failures} == {"no broker"}
             it.failures.clear()
             kept = [end.receipt for _, events in it.journal.unpublished() for end in events]

@@ -46,6 +46,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "grace_seconds": 1.5,
         "stall_seconds": 9.5,
         "broker_seconds": 107.5,
+        "publish_seconds": 4.5,
         "inbox_bytes_max": 101,
         "turn_bytes_max": 102,
         "fetch_bytes_max": 100_003,
