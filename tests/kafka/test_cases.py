@@ -39,6 +39,9 @@ from tests.support.scripted_http import Asked, ScriptedProvider
 from tests.support.system import KEY, System, people, play
 from tests.support.wait import until, wait_until
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("cases")
+
 
 @dataclass(frozen=True)
 class Line:

@@ -28,6 +28,9 @@ from tests.support.scripted_http import ScriptedProvider
 from tests.support.system import System, people, play
 from tests.support.wait import until
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("kills")
+
 ROWS = 160
 #: Steps at which a worker kills itself, and how often it passes them before: with calls under way and rows to come.
 POINTS: Mapping[str, int] = {
