@@ -31,10 +31,6 @@ OPEN: Final[dict[str, str]] = {
     "P7": "being built",
     "P8": "being built",
     "P10": "being built",
-    "S3": "being built",
-    "S4": "being built",
-    "S6": "being built",
-    "S7": "being built",
     "S8": "being built",
     "U5": "being built",
     "Y2": (
