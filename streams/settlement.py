@@ -97,8 +97,16 @@ class Settlement:
         """Publish what the process before this one read but may not have published. Raises ``Unreachable``."""
         await self.publisher.start()
         unpublished = self.journal.unpublished()
-        for partition, events in unpublished:
-            await self.publisher.publish(COMPLETIONS, partition, events)
+        copies = {self.publisher.enqueue(COMPLETIONS, partition, events) for partition, events in unpublished}
+        if copies:
+            # The client would try for ever; nobody looks after the broker yet.
+            await asyncio.wait(copies, timeout=self.settings.broker_seconds)
+            for copy in copies:
+                if not copy.done():
+                    raise Unreachable(
+                        f"{len(copies)} journalled answers were not acknowledged in {self.settings.broker_seconds:g} s"
+                    )
+                copy.result()
         again = [event for _, events in unpublished for event in events]
         if again:
             log.warning("published %d answers that the process before this one had read and may not have published", len(again))
