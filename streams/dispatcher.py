@@ -22,7 +22,7 @@ from streams.calls import Calls, Flight
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.lanes import Departure, Lane, forms_of, pace_of
 from streams.engine.port import Context, Effect
-from streams.errors import PaidonceError
+from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch, steady_clock
 from streams.outbox import EventPublisher
@@ -270,6 +270,11 @@ class Dispatcher(Companion):
         if flight is None:
             return
         owned.claimed.difference_update(member.receipt for member in flight.members)
+        if unanswered := effect.unanswered(flight.members):
+            self._fail(
+                StateError(f"the claim under lease {flight.lease} has no answer for {', '.join(unanswered)}; nothing was sent")
+            )
+            return
         self._checkpoint("dispatcher:granted")
         if effect.lost or not self._may_send(flight):
             granted = frozenset(effect.granted)

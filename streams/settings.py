@@ -58,6 +58,8 @@ class Settings(BaseModel):
 
     #: Attempts of one call within a run, ambiguous ones included (P2).
     attempts_max: int = Field(default=5, ge=1)
+    #: How long a request waits for a call of another run, where its tool says nothing else (R4).
+    receipt_wait_ms: int = Field(default=300_000, ge=1)
     call_seconds: float = Field(default=900.0, gt=0)
     response_bytes_max: int = Field(default=64 << 20, ge=1)
 

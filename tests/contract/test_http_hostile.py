@@ -68,7 +68,7 @@ BOMB = gzip.compress(b"0" * (50 << 20))
         pytest.param(drips(b"", b"HTTP/1.1 102 Processing\r\n\r\n"), id="interim answers drip"),
     ],
 )
-async def test_case_g3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
+async def test_case_G3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
     report = await report_of(answer, timeout_seconds=DEADLINE_SECONDS)
     assert isinstance(report.outcomes[0], Doubtful)
     assert code(report) in {"deadline", "answer_lost"}
@@ -86,7 +86,7 @@ async def test_case_g3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
         ),
     ],
 )
-async def test_case_g3_a_body_that_grows_too_large_is_cut_off_in_bounded_memory(answer: Serve) -> None:
+async def test_case_G3_a_body_that_grows_too_large_is_cut_off_in_bounded_memory(answer: Serve) -> None:
     async with serving(answer) as server, calling(server) as caller:
         with memory_growing_at_most(GROWTH_BYTES_MAX):
             report = await caller.call(call_of())
@@ -159,7 +159,7 @@ async def test_a_reason_phrase_in_any_bytes_does_not_lose_what_was_paid_for() ->
         ("9" * 14, 3600.0),
     ],
 )
-async def test_case_g1_a_retry_after_reaches_the_lane(value: str, seconds: float | None) -> None:
+async def test_case_G1_a_retry_after_reaches_the_lane(value: str, seconds: float | None) -> None:
     for status, otherwise in (("429 Too Many", NotDone), ("503 Closed", Doubtful)):
         report = await report_of(sends(whole(b"", f"Retry-After: {value}", status=status)))
         [outcome] = report.outcomes
@@ -169,7 +169,7 @@ async def test_case_g1_a_retry_after_reaches_the_lane(value: str, seconds: float
             assert outcome.retry_after_seconds == seconds
 
 
-async def test_case_g1_two_retry_afters_that_disagree_are_none() -> None:
+async def test_case_G1_two_retry_afters_that_disagree_are_none() -> None:
     report = await report_of(sends(whole(b"", "Retry-After: 3", "Retry-After: soon", status="429 Too Many")))
     assert isinstance(report.outcomes[0], NotDone)
     assert report.lane_pause_seconds is None
@@ -191,20 +191,20 @@ async def test_a_no_stays_a_no_whatever_becomes_of_its_explanation(answer: Serve
     assert isinstance(report.outcomes[0], Refused)
 
 
-async def test_a_no_stays_a_no_when_the_deadline_strikes_in_its_explanation() -> None:
+async def test_P5_a_no_stays_a_no_when_the_deadline_strikes_in_its_explanation() -> None:
     drip = drips(b"HTTP/1.1 422 No\r\nContent-Length: 1000\r\n\r\n", b"a")
     report = await report_of(drip, timeout_seconds=DEADLINE_SECONDS)
     assert code(report) == "http_422"
     assert report.seconds < EXPLANATION_SECONDS
 
 
-async def test_an_explanation_may_not_take_long() -> None:
+async def test_P5_an_explanation_may_not_take_long() -> None:
     report = await report_of(drips(b"HTTP/1.1 402 No\r\nContent-Length: 1000\r\n\r\n", b"a"))
     assert code(report) == "http_402"
     assert report.seconds < EXPLANATION_SECONDS + 2.0
 
 
-async def test_secrets_and_queries_are_in_no_message() -> None:
+async def test_V3_secrets_and_queries_are_in_no_message() -> None:
     body = f'{{"error": "bad key {SECRET} in header"}}\r\n\x1b[31m'.encode() + b"x" * 10_000
     report = await report_of(sends(whole(body, status="403 No")), path=f"/{SECRET}/check?token=abc")
     assert code(report) == "http_403"
@@ -216,7 +216,7 @@ async def test_secrets_and_queries_are_in_no_message() -> None:
     assert outcome.fault.message.isprintable()
 
 
-async def test_a_redirect_is_not_followed() -> None:
+async def test_case_L1_a_redirect_is_not_followed() -> None:
     report = await report_of(sends(whole(b"", "Location: /elsewhere", status="302 Found")))
     assert code(report) == "http_302"
     assert isinstance(report.outcomes[0], Refused)

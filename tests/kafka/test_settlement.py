@@ -28,6 +28,9 @@ from tests.support.scripted_http import ScriptedProvider
 from tests.support.system import System, WorkerProcess, people, play
 from tests.support.wait import until, wait_until
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("settlement")
+
 UNDER_WAY, ROWS = 4, 12
 STOPPED, AGAIN = "no provider call starts until", "the broker acknowledges again"
 

@@ -72,7 +72,7 @@ def test_an_input_is_kept_with_its_receipt_or_beside_it_by_its_size(text: bytes)
     assert (g.state(table).input or (asked and asked.input)) == text
 
 
-def test_S5_a_second_value_of_an_attempt_is_kept_aside_and_reported() -> None:
+def test_R9_S5_a_second_value_of_an_attempt_is_kept_aside_and_reported() -> None:
     table = g.receipts()
     table.given(g.request(), g.claim(1, "L1"), g.value(1, '"first"'))
     outbox = table.given(g.value(1, '"second"'))

@@ -22,7 +22,7 @@ from schemas.commands import RecoveryEnded
 from schemas.events import AttemptEnded, BatchClaimed, Event, Fault, LeaseReleased, Mode, Repeat, ToolRequested
 from schemas.providers import Providers
 from streams.dispatcher import Dispatcher
-from streams.engine.port import Context
+from streams.engine.port import Context, Wake
 from streams.engine.receipts import ReceiptsEngine
 from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
@@ -266,6 +266,7 @@ class World:
         self.folded = 0
         self.began, self.began_ms = self.time.now, int(time.time() * 1000)
         self.answers: list[Event] = []
+        self.wakes: list[Wake] = []
         self.dispatcher = Dispatcher(
             self.settings,
             self.providers,
@@ -353,6 +354,7 @@ class World:
                 self.log.published += [(topic, partition, event) for event in events]
         context = Context(0, 1, self.table.generation, self.table.now_ms)
         self.dispatcher.effects("receipts", 0, outbox.effects, context)
+        self.wakes += [effect for effect in outbox.effects if isinstance(effect, Wake)]
         await self.settles()
 
     async def turns(self, seconds: float, *, every: float = 0.005) -> None:
