@@ -78,6 +78,39 @@ class CancelRequested(Event, frozen=True):
     who: str = ""
 
 
+class ResolutionRequested(Event, frozen=True):
+    """A person's word about a cell whose outcome is unknown, as judged once by the shell of ``runs``."""
+
+    run: str
+    row: str
+    column: str
+    output: bytes | None
+    who: str = ""
+    why: str = ""
+    operation: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class ForgettingRequested(Event, frozen=True):
+    """A person wants a receipt to be forgotten, as judged once by the shell of ``runs``."""
+
+    receipt: str
+    lane: str
+    who: str = ""
+    why: str = ""
+    operation: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class SweepDue(Event, frozen=True):
+    """Look for what may be dropped among receipts that were answered up to ``until_ms``, one portion a turn."""
+
+    #: Unix time in milliseconds: what was settled before it may be dropped with all its callers; 0 for nothing.
+    drop_before_ms: int
+    until_ms: int
+    after: str = ""
+
+
 class Misrouted(Event, frozen=True):
     """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
 
@@ -96,5 +129,8 @@ Command = (
     | RowsAppended
     | RowsSealed
     | CancelRequested
+    | ResolutionRequested
+    | ForgettingRequested
+    | SweepDue
     | Misrouted
 )

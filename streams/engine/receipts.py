@@ -15,8 +15,8 @@ from schemas.events import (
     Ambiguous,
     Answer,
     AttemptEnded,
+    AttemptUnknown,
     BatchClaimed,
-    CallsAnswered,
     CallWithdrawn,
     ClaimedMember,
     Event,
@@ -29,6 +29,7 @@ from schemas.events import (
     Probed,
     ReceiptResolved,
     Retry,
+    RunClosed,
     ToolRequested,
     Value,
 )
@@ -49,7 +50,8 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import protocol
+from streams.engine import protocol, stock, unknowns
+from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
@@ -61,7 +63,7 @@ INLINE_BYTES_MAX = 1024
 #: Waiters answered in one turn; more are answered in continuation turns.
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
-_WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
+_WAITS, _COMPLETED, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Flag.FAILED, Flag.UNKNOWN
 _LIVE, _DONE, _WITHDRAWN = Verdict.LIVE, Flag.DONE, Flag.WITHDRAWN
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
@@ -82,7 +84,8 @@ class _Turn:
     #: Leases of which attempts have ended, with their receipts.
     over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
-
+    #: Receipts whose attempts ended although nobody waited any more: they may have been unknown.
+    stirred: set[str] = field(default_factory=set)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 
@@ -113,6 +116,12 @@ class _Turn:
         """A receipt that was only looked at has changed after all."""
         if key not in self.touched:
             self.records.put(RECEIPT + key.encode(), receipt)
+
+    def keep(self, key: str, receipt: Receipt, call: str, waiter: Waiter) -> None:
+        """A waiter has changed."""
+        self.changed(key, receipt)
+        if call not in receipt.waiters:
+            self.records.put(record_key(WAITER, key, call), waiter)
 
     def waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
         """All waiters of a receipt, the inline ones first."""
@@ -159,12 +168,17 @@ class ReceiptsEngine:
                 self._end(turn, event)
             case LeaseReleased():
                 for member in event.members:
-                    protocol.release(turn.receipt(member.receipt), member.n, event.lease)
+                    receipt = turn.receipt(member.receipt)
+                    protocol.release(receipt, member.n, event.lease)
+                    if not receipt.open:
+                        turn.stirred.add(member.receipt)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseExpired():
                 for member in event.members:
                     protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
+            case RunClosed():
+                unknowns.run_ended(turn.records, turn.context, event.run)
             case LeaseJudgedExpired():
                 expired = LeaseExpired(event.lease, event.members)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
@@ -179,7 +193,7 @@ class ReceiptsEngine:
             case AnswersDue():
                 turn.receipt(event.receipt)
             case RecoveryEnded():
-                self._take_stock(turn)
+                turn.stock |= stock.take(turn.records, turn.outbox)
 
     def _request(self, turn: _Turn, event: ToolRequested) -> None:
         receipt = turn.receipt(event.receipt)
@@ -242,6 +256,8 @@ class ReceiptsEngine:
         if over is None:
             over = turn.over[event.lease] = []
         over.append(event.receipt)
+        if not receipt.open or len(receipt.attempts) > 1:
+            turn.stirred.add(event.receipt)
         outcome = event.outcome
         if isinstance(outcome, Value):
             self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
@@ -273,31 +289,18 @@ class ReceiptsEngine:
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)
+        turn.stirred.add(event.receipt)
         if event.output is not None:
             self._value(turn, event.receipt, receipt, event.n, event.epoch, event.output)
         else:
             attempt = protocol.end(receipt, event.n, Out.UNPAID)
             if attempt is not None:
                 attempt.fault = Fault("resolved_unpaid", f"resolved as unpaid by {event.who}: {event.why}")
-
-    def _take_stock(self, turn: _Turn) -> None:
-        """A new owner: look at every open receipt, and start the clocks of live leases."""
-        leases: dict[tuple[str, str], list[ClaimedMember]] = {}
-        opened = [name[1:].decode() for name, _ in turn.records.scan(OPEN, OpenReceipt)]
-        turn.records.prefetch(record_key(RECEIPT, key) for key in opened)
-        for key in opened:
-            receipt = turn.records.get(record_key(RECEIPT, key), Receipt)
-            if receipt is None:
-                continue
-            turn.stock[key] = receipt
-            stands = protocol.standing(receipt)
-            if stands.live:
-                n = stands.n
-                attempt = receipt.attempts[n]
-                member = ClaimedMember(key, n, attempt.epoch, attempt.op)
-                leases.setdefault((receipt.lane, attempt.lease or ""), []).append(member)
-        for (lane, lease), members in leases.items():
-            turn.outbox.effects.append(LeaseSeen(lane, lease, tuple(members)))
+                for call, waiter in turn.calls(event.receipt, receipt):
+                    if waiter.flag is _FLAG_UNKNOWN and not unknowns.has_ended(turn.records, waiter.run):
+                        # It waits again, or hears of another attempt that is in doubt.
+                        waiter.flag = Flag.OPEN
+                        turn.keep(event.receipt, receipt, call, waiter)
 
     # --- what follows ----------------------------------------------------------------------------------------
 
@@ -332,6 +335,10 @@ class ReceiptsEngine:
                 self._answer(turn, key, receipt, stands)
             if receipt.current is None or receipt.refreshes:
                 need = protocol.need(receipt, turn.waiters(key, receipt), stands)
+                if need is not None and stands.n:
+                    need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
+            if stands.verdict is Verdict.UNKNOWN or key in turn.stirred:
+                unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
         wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
             receipt.open = wanted
@@ -350,6 +357,10 @@ class ReceiptsEngine:
                 continue
             what, n = protocol.told(receipt, waiter, stands)
             if what is _WAITS:
+                if waiter.flag is _FLAG_UNKNOWN and stands.live and not unknowns.has_ended(turn.records, waiter.run):
+                    # Another attempt is under way for it, of which it will hear.
+                    waiter.flag = Flag.OPEN
+                    turn.keep(key, receipt, call, waiter)
                 continue
             flag = _FLAG_AFTER[what]
             if waiter.flag is flag:
@@ -373,26 +384,10 @@ class ReceiptsEngine:
             return
         turn.changed(key, receipt)
         for (destination, what, n), calls in groups.items():
-            answer = self._message(turn, key, receipt, what, n, tuple(calls))
-            turn.outbox.send("tool-results", destination, answer)
-
-    def _message(
-        self, turn: _Turn, key: str, receipt: Receipt, what: Told, n: int, calls: tuple[tuple[str, Mark], ...]
-    ) -> CallsAnswered:
-        if what is _COMPLETED:
-            output = receipt.attempts[n].output
-            if output is None:
-                stored = turn.records.get(record_key(VALUE, key, str(n)), StoredValue)
-                assert stored is not None, f"{key}: attempt {n} completed without a stored value"
-                output = stored.output
-            answer = _NO_RESULT if output == b"null" else _ANSWERED
-            return CallsAnswered(key, n, answer, calls, output=output)
-        fault = receipt.attempts[n].fault
-        if what is Told.FAILED:
-            return CallsAnswered(key, n, Answer.FAILED, calls, fault=fault)
-        if fault is None:
-            fault = Fault("lease_expired", "the worker that made this call went away before it recorded an answer")
-        return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
+            if what is Told.UNKNOWN:
+                doubt = AttemptUnknown(key, n, receipt.attempts[n].epoch, tuple(call for call, _ in calls))
+                turn.outbox.send("tool-results", destination, doubt)
+            turn.outbox.send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 
 
 _OF_ONE = (ToolRequested, AttemptEnded)
