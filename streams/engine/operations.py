@@ -20,7 +20,7 @@ from streams.engine.port import Context, Outbox, PublicEvent, Records
 def tell(outbox: Outbox, context: Context, event: OperationEvent) -> None:
     """Publish what became of an operation where its sender listens: at the home of its run, or of its receipt."""
     home = event.run or event.receipt
-    data = event.model_dump_json(exclude_defaults=True).encode()
+    data = event.model_dump_json(exclude_defaults=True, exclude_none=True).encode()
     identity = f"{home}/{event.type}/{event.operation or context.now_ms}"
     partition = address.partition_of(home, context.partitions)
     outbox.public.append(PublicEvent("run-events", home, f"paidonce.{event.type}", data, identity, partition))
