@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from streams.cli import broker, cell, demo, dev, doctor, receipt, run, topics, worker
+from streams.cli import broker, cell, demo, dev, doctor, receipt, replay, run, topics, worker
 from streams.cli.options import GLOBAL_OPTIONS, Options
 from streams.cli.terminal import say
 from streams.errors import PaidonceError
@@ -37,6 +37,7 @@ app.add_typer(cell.app, name="cell")
 app.add_typer(receipt.app, name="receipt")
 app.command()(worker.worker)
 app.command()(doctor.doctor)
+app.command()(replay.replay)
 app.command()(dev.dev)
 app.command()(demo.demo)
 

@@ -370,6 +370,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "ForgettingRequested": commands.ForgettingRequested("9f" * 20, "org/acme", "ann", "wrong input", "op-1", ("lane: no",)),
     "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999, "after"),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
+    "Parked": commands.Parked("run-requests", 9),
 }
 
 #: By record prefix as well, since that is how a table knows what it holds.
