@@ -103,12 +103,13 @@ class ForgettingRequested(Event, frozen=True):
 
 
 class SweepDue(Event, frozen=True):
-    """Look for what may be dropped among receipts that were answered up to ``until_ms``, one portion a turn."""
+    """Look for what may be dropped, one portion a turn; times are Unix time in milliseconds.
 
-    #: Unix time in milliseconds: what was settled before it may be dropped with all its callers; 0 for nothing.
+    Receipts that were answered up to ``drop_before_ms`` may go; of others, up to ``until_ms``, callers whose runs have ended.
+    """
+
     drop_before_ms: int
     until_ms: int
-    after: str = ""
 
 
 class Misrouted(Event, frozen=True):

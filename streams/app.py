@@ -18,6 +18,7 @@ from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.dispatcher import Dispatcher
+from streams.engine.sweep import SweepPolicy
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
@@ -55,7 +56,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
     specs = [
         runs_agent(providers, settings.partitions),
         rows_agent(),
-        receipts_agent(),
+        receipts_agent(sweep_policy(settings)),
     ]
     worker = Worker(settings, specs, checkpoint=checkpoint)
     worker.companion = Dispatcher(
@@ -68,6 +69,15 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
         checkpoint=checkpoint,
     )
     return worker
+
+
+def sweep_policy(settings: Settings) -> SweepPolicy:
+    """How long settled receipts and their callers are kept."""
+    return SweepPolicy(
+        every_ms=int(settings.sweep_seconds * 1000),
+        callers_keep_ms=int(settings.callers_keep_hours * 3_600_000),
+        receipts_keep_ms=int(settings.receipts_keep_days * 86_400_000),
+    )
 
 
 def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:

@@ -10,12 +10,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded
+from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue
 from schemas.events import (
     Ambiguous,
     Answer,
     AttemptEnded,
-    AttemptUnknown,
     BatchClaimed,
     CallWithdrawn,
     ClaimedMember,
@@ -27,6 +26,7 @@ from schemas.events import (
     LeasesRenewed,
     Mark,
     Probed,
+    ReceiptForgotten,
     ReceiptResolved,
     Retry,
     RunClosed,
@@ -50,21 +50,21 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import protocol, stock, unknowns
+from streams.engine import protocol, stock, sweep, unknowns
 from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
+from streams.engine.sweep import SweepPolicy
+from streams.engine.withdrawal import WAITERS_INLINE, withdraw
 
-#: Waiters kept inside the receipt's record; further ones get records of their own.
-WAITERS_INLINE = 16
 #: Values up to this size live in the receipt's record, larger ones in records of their own.
 INLINE_BYTES_MAX = 1024
 #: Waiters answered in one turn; more are answered in continuation turns.
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
 _WAITS, _COMPLETED, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Flag.FAILED, Flag.UNKNOWN
-_LIVE, _DONE, _WITHDRAWN = Verdict.LIVE, Flag.DONE, Flag.WITHDRAWN
+_LIVE, _UNKNOWN, _DONE, _WITHDRAWN = Verdict.LIVE, Verdict.UNKNOWN, Flag.DONE, Flag.WITHDRAWN
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
@@ -86,6 +86,9 @@ class _Turn:
     claims: list[BatchClaimed] = field(default_factory=list)
     #: Receipts whose attempts ended although nobody waited any more: they may have been unknown.
     stirred: set[str] = field(default_factory=set)
+    #: Receipts to be looked at by a sweep some day.
+    answered: dict[str, None] = field(default_factory=dict)
+    sweeps: list[SweepDue | ReceiptForgotten] = field(default_factory=list)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 
@@ -141,7 +144,10 @@ class _Turn:
 
 
 class ReceiptsEngine:
-    """The engine of the ``receipts`` table."""
+    """The engine of the ``receipts`` table; without ``sweep`` it drops nothing by itself."""
+
+    def __init__(self, sweep: SweepPolicy | None = None) -> None:
+        self._sweep = sweep
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
@@ -153,6 +159,7 @@ class ReceiptsEngine:
             self._decide(turn, claim)
         for key, receipt in (turn.stock | turn.touched).items():
             self._settle(turn, key, receipt)
+        sweep.finish(records, outbox, context, turn.answered, turn.sweeps, self._sweep)
         effects = outbox.effects
         effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
 
@@ -185,7 +192,7 @@ class ReceiptsEngine:
             case LeasesRenewed():
                 turn.outbox.effects.append(LeasesSeen(event.leases))
             case CallWithdrawn():
-                self._withdraw(turn, event)
+                withdraw(turn.records, turn.receipt(event.receipt), event)
             case ReceiptResolved():
                 self._resolve(turn, event)
             case Probed():
@@ -194,6 +201,10 @@ class ReceiptsEngine:
                 turn.receipt(event.receipt)
             case RecoveryEnded():
                 turn.stock |= stock.take(turn.records, turn.outbox)
+                if self._sweep is not None:
+                    turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
+            case SweepDue() | ReceiptForgotten():
+                turn.sweeps.append(event)
 
     def _request(self, turn: _Turn, event: ToolRequested) -> None:
         receipt = turn.receipt(event.receipt)
@@ -217,20 +228,6 @@ class ReceiptsEngine:
         else:
             receipt.overflow += 1
             turn.records.put(overflow_key, waiter)
-
-    def _withdraw(self, turn: _Turn, event: CallWithdrawn) -> None:
-        receipt = turn.receipt(event.receipt)
-        name = record_key(WAITER, event.receipt, event.call)
-        tombstone = Waiter(run="", destination=0, flag=Flag.WITHDRAWN)
-        waiter = receipt.waiters.get(event.call) or turn.records.get(name, Waiter)
-        if waiter is not None:
-            tombstone = waiter
-            waiter.flag = Flag.WITHDRAWN
-        if event.call in receipt.waiters or (waiter is None and len(receipt.waiters) < WAITERS_INLINE):
-            receipt.waiters[event.call] = tombstone
-        else:
-            receipt.overflow += waiter is None
-            turn.records.put(name, tombstone)
 
     def _claim(self, turn: _Turn, event: BatchClaimed) -> None:
         payload = event.payload or event.members
@@ -296,11 +293,9 @@ class ReceiptsEngine:
             attempt = protocol.end(receipt, event.n, Out.UNPAID)
             if attempt is not None:
                 attempt.fault = Fault("resolved_unpaid", f"resolved as unpaid by {event.who}: {event.why}")
-                for call, waiter in turn.calls(event.receipt, receipt):
-                    if waiter.flag is _FLAG_UNKNOWN and not unknowns.has_ended(turn.records, waiter.run):
-                        # It waits again, or hears of another attempt that is in doubt.
-                        waiter.flag = Flag.OPEN
-                        turn.keep(event.receipt, receipt, call, waiter)
+                unknowns.unpaid(turn.outbox, turn.context, event, receipt)
+                for call, waiter in unknowns.waiting_again(turn.records, turn.calls(event.receipt, receipt)):
+                    turn.keep(event.receipt, receipt, call, waiter)
 
     # --- what follows ----------------------------------------------------------------------------------------
 
@@ -337,7 +332,7 @@ class ReceiptsEngine:
                 need = protocol.need(receipt, turn.waiters(key, receipt), stands)
                 if need is not None and stands.n:
                     need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
-            if stands.verdict is Verdict.UNKNOWN or key in turn.stirred:
+            if stands.verdict is _UNKNOWN or key in turn.stirred:
                 unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
         wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
@@ -345,6 +340,7 @@ class ReceiptsEngine:
             turn.changed(key, receipt)
             turn.records.put_local(OPEN + key.encode(), _OPEN_ENTRY if wanted else None)
             if not wanted:
+                turn.answered[key] = None
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
@@ -357,9 +353,7 @@ class ReceiptsEngine:
                 continue
             what, n = protocol.told(receipt, waiter, stands)
             if what is _WAITS:
-                if waiter.flag is _FLAG_UNKNOWN and stands.live and not unknowns.has_ended(turn.records, waiter.run):
-                    # Another attempt is under way for it, of which it will hear.
-                    waiter.flag = Flag.OPEN
+                if waiter.flag is _FLAG_UNKNOWN and stands.live and unknowns.waits_again(turn.records, waiter):
                     turn.keep(key, receipt, call, waiter)
                 continue
             flag = _FLAG_AFTER[what]
@@ -383,10 +377,10 @@ class ReceiptsEngine:
         if not groups:
             return
         turn.changed(key, receipt)
+        turn.answered[key] = None
         for (destination, what, n), calls in groups.items():
             if what is Told.UNKNOWN:
-                doubt = AttemptUnknown(key, n, receipt.attempts[n].epoch, tuple(call for call, _ in calls))
-                turn.outbox.send("tool-results", destination, doubt)
+                unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
             turn.outbox.send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 
 

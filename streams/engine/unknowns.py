@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from schemas.states import CLOSED, UNKNOWN, Attempt, ClosedRun, Flag, Receipt, Unknown, Waiter
+from schemas.events import AttemptUnknown, Mark, ReceiptResolved
+from schemas.states import CLOSED, UNKNOWN, Attempt, ClosedRun, Flag, Out, Receipt, Unknown, Waiter
 from streams.engine import protocol
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.engine.port import Context, Outbox, Records
@@ -22,9 +23,49 @@ def attempt_in_doubt(receipt: Receipt) -> tuple[int, Attempt] | None:
         attempt = receipt.attempts[n]
         if attempt.lease is None or attempt.epoch <= current:
             continue
-        if protocol.verdict(attempt, receipt.repeat) is Verdict.UNKNOWN:
+        how = protocol.verdict(attempt, receipt.repeat)
+        if how is Verdict.UNKNOWN:
             return n, attempt
+        if how is Verdict.FAILED and (doubtful := protocol.in_doubt(receipt, attempt.epoch)):
+            found = receipt.attempts[doubtful]
+            if doubtful < n and protocol.same_operation(found, attempt):
+                return doubtful, found
     return None
+
+
+def tell(outbox: Outbox, destination: int, key: str, receipt: Receipt, n: int, calls: Iterable[tuple[str, Mark]]) -> None:
+    """Say which attempt callers should name who know what became of it, ahead of the answer *unknown* itself."""
+    attempt = receipt.attempts[n]
+    if protocol.verdict(attempt, receipt.repeat) is not Verdict.UNKNOWN:
+        # A refusal behind an attempt of the same operation that is in doubt: it is the doubt that must be settled.
+        n = protocol.in_doubt(receipt, attempt.epoch)
+    told = AttemptUnknown(key, n, receipt.attempts[n].epoch, tuple([call for call, _ in calls]))
+    outbox.send("tool-results", destination, told)
+
+
+def waits_again(records: Records, waiter: Waiter) -> bool:
+    """A waiter that was told *unknown* waits again, and hears of what comes, unless its run has ended: then it only listens."""
+    if waiter.flag is not Flag.UNKNOWN or has_ended(records, waiter.run):
+        return False
+    waiter.flag = Flag.OPEN
+    return True
+
+
+def waiting_again(records: Records, calls: Iterable[tuple[str, Waiter]]) -> Iterator[tuple[str, Waiter]]:
+    """Those that wait again, after a person has said what became of an attempt; or are told of another one in doubt."""
+    return ((call, waiter) for call, waiter in calls if waits_again(records, waiter))
+
+
+def unpaid(outbox: Outbox, context: Context, event: ReceiptResolved, receipt: Receipt) -> None:
+    """A person's *unpaid* is about an operation; where it was refused behind the doubt, its earlier attempts are settled alike."""
+    resolved = receipt.attempts[event.n]
+    ours = {n: attempt for n, attempt in receipt.attempts.items() if protocol.same_operation(attempt, resolved)}
+    if not any(attempt.out is Out.FAILED for attempt in ours.values()):
+        return
+    for n, attempt in ours.items():
+        if attempt.lease is not None and not attempt.released and attempt.out in (None, Out.AMBIGUOUS):
+            again = ReceiptResolved(event.receipt, n, attempt.epoch, None, event.who, event.why)
+            outbox.send("receipt-completions", context.partition, again)
 
 
 def index(records: Records, outbox: Outbox, context: Context, key: str, receipt: Receipt) -> None:

@@ -368,7 +368,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
         "run-1", "c4" * 20, "verified", b"null", "ann", "the bill", "op-1", ("row: no",)
     ),
     "ForgettingRequested": commands.ForgettingRequested("9f" * 20, "org/acme", "ann", "wrong input", "op-1", ("lane: no",)),
-    "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999, "after"),
+    "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
     "Parked": commands.Parked("run-requests", 9),
 }
