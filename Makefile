@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	$(BIN)/paidonce demo $(ARGS)
 
 test: $(VENV)/.test check
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(ARGS)
 
 check: lint types
 

@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 
 from schemas.fetch import FETCH
@@ -100,6 +101,8 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)
+    # The consumer's thread decodes fetches for milliseconds; a turn that waits for the interpreter meanwhile is late.
+    sys.setswitchinterval(0.001)
     return asyncio.run(_run(settings, providers, caller))
 
 

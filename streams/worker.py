@@ -267,7 +267,7 @@ class Worker:
                             if isinstance(message.headers, Mapping)
                             else message.headers or (),
                             event,
-                            consumer.position_behind(message),
+                            consumer.position_behind(message.tp, message.offset),
                         )
                     )
 
@@ -362,6 +362,12 @@ class Worker:
         actor = self.actors.get((self._table_of.get(name, ""), partition))
         if actor is not None:
             actor.inbox.hand_over(Delivery(name, offset, None, value, headers))
+
+    def passes(self, tp: TP, offset: int, position: int) -> bool:
+        """Whether a fetched message is a copy of what its actor got before; see the inbox."""
+        topic = tp.topic.removeprefix(self.settings.topic_prefix)
+        actor = self.actors.get((self._table_of.get(topic, ""), tp.partition))
+        return actor is not None and actor.inbox.passes(topic, offset, position)
 
     def positions(self) -> dict[TP, int]:
         """Next offset to fold of every source partition that was ever folded here."""
