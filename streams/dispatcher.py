@@ -19,14 +19,27 @@ from schemas.commands import LeaseJudgedExpired
 from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, LeasesRenewed, Probed
 from schemas.providers import Providers
 from streams.calls import Calls, Flight
-from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
+from streams.engine.effects import (
+    ClaimFolded,
+    KeptAside,
+    LeaseOver,
+    LeaseSeen,
+    LeasesSeen,
+    ProbeSeen,
+    Queued,
+    UnknownOver,
+    UnknownSeen,
+    Unqueued,
+)
 from streams.engine.lanes import Departure, Lane, LanePace, ToolForm
 from streams.engine.port import Context, Effect
 from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch
 from streams.outbox import EventPublisher
+from streams.reconciler import Reconciler
 from streams.settings import Settings
+from streams.tools.lookup import LookUp
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
 from streams.worker import Companion
@@ -86,10 +99,12 @@ class Dispatcher(Companion):
         journal: AnswerJournal,
         *,
         fail: Callable[[PaidonceError], None],
+        look_up: LookUp | None = None,
         checkpoint: Checkpoint = lambda _step: None,
         clock: Callable[[], float] = steady_clock,
     ) -> None:
         self.settings = settings
+        self.reconciler = Reconciler(look_up, publisher, fail)
         self._providers = providers
         self._forms = forms_of(providers)
         self._publisher = publisher
@@ -139,6 +154,7 @@ class Dispatcher(Companion):
     async def revoked(self) -> None:
         """Make no new claims and give back what was not granted; calls in flight go on (dispatcher's rule 3)."""
         partitions, self._partitions = self._partitions, {}
+        await self.reconciler.revoked()
         for number, partition in partitions.items():
             self._freeze(number, partition)
 
@@ -165,6 +181,7 @@ class Dispatcher(Companion):
             await asyncio.wait(self._publishing, timeout=5)
         if self._beat is not None:
             self._beat.cancel()
+        await self.reconciler.stop()
         await self._publisher.stop()
         await self.calls.close()
 
@@ -205,6 +222,8 @@ class Dispatcher(Companion):
                     self._over(owned, effect, moved)
                 case ProbeSeen():
                     probes.append(effect)
+                case UnknownSeen() | UnknownOver():
+                    self.reconciler.take(partition, owned.actor, effect)
                 case KeptAside():
                     self.stale_values += 1
                     log.warning("receipt %s: a further value of attempt %d was kept aside", effect.receipt, effect.n)
@@ -374,6 +393,7 @@ class Dispatcher(Companion):
         beat_at = self._clock() + every
         while True:
             await asyncio.sleep(tick)
+            self.reconciler.say()
             if self._clock() >= beat_at:
                 beat_at = self._clock() + every
                 for partition, leases in self.calls.leases().items():

@@ -2,7 +2,7 @@
 
 Pure. Receipts stand in an index by the time at which their callers were answered; a sweep looks at what is old enough, one portion
 a turn, by a command that names its limits, so that a replay drops the same. A dropped receipt leaves a stub with its highest
-attempt and its refreshes, because neither attempt numbers nor epochs are ever used twice. Nothing goes while open work refers to it.
+attempt and its refreshes: neither attempt numbers nor epochs are ever used twice. Nothing goes while open work refers to it.
 """
 
 from __future__ import annotations
