@@ -93,8 +93,7 @@ class Operations:
     async def _asked(self, target: str, request: CellResolved | ReceiptForgotten) -> OperationEvent | None:
         ledger = self.log.home(target, "run-events")
         headers = headers_of(request.type, f"{target}/{request.type}/{request.operation}")
-        # ``exclude_unset`` keeps a value of null apart from none.
-        value = request.model_dump_json(exclude_unset=True).encode()
+        value = request.model_dump_json().encode()
         with broker_errors(self.log.address):
             async with self.log.consumer([ledger]) as consumer:
                 consumer.seek(ledger, (await consumer.end_offsets([ledger]))[ledger])

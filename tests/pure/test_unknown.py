@@ -34,6 +34,7 @@ from schemas.events import (
     ToolRequested,
 )
 from schemas.progress import MapRow, OperationEvent
+from schemas.requests import CellResolved as CellResolvedRequest
 from schemas.states import UNKNOWN, UNKNOWN_CELL, Flag, Unknown, record_key
 from streams.agents.operations import VALUE_BYTES_MAX
 from streams.agents.runs import judged
@@ -425,3 +426,10 @@ def test_U5_a_newer_value_ends_the_doubt_about_an_older_call() -> None:
     table.given(g.value(2, epoch=1))
     assert entry(table) is None
     assert g.state(table).waiters["c1"].flag is Flag.DONE
+
+
+@pytest.mark.parametrize("request_", [{"outcome": "unpaid"}, {"outcome": "paid", "value": None}, {"outcome": "paid", "value": [1]}])
+def test_what_the_client_publishes_is_what_the_judge_reads(request_: dict[str, Any]) -> None:
+    """Fields that were not set are published too: without its type a message is parked, and nobody hears of it."""
+    published = CellResolvedRequest.model_validate(ASKED | request_).model_dump_json()
+    assert judge(published) == judge(ASKED | request_)
