@@ -69,6 +69,7 @@ class Reconciler:
         self._owned: dict[int, _Owned] = {}
         self._lanes: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._said_at = float("-inf")
+        self._stopped = False
         #: Metrics of this process: seen since its start, and settled by a look-up.
         self.seen = 0
         self.reconciled = 0
@@ -98,7 +99,7 @@ class Reconciler:
 
     def _begin(self, partition: int, owned: _Owned) -> None:
         """Begin look-ups as long as there is room."""
-        while owned.waiting and len(owned.tasks) < OPEN_MAX:
+        while owned.waiting and not self._stopped and len(owned.tasks) < OPEN_MAX:
             receipt = next(iter(owned.waiting))
             del owned.waiting[receipt]
             effect = owned.unknown[receipt]
@@ -133,6 +134,7 @@ class Reconciler:
 
     async def stop(self) -> None:
         """End look-ups and release connections."""
+        self._stopped = True
         await self.revoked()
         if self._look_up is not None:
             await self._look_up.close()
