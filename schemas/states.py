@@ -111,6 +111,13 @@ class OpenReceipt(Record):
     """Entry of the index of open receipts. It follows from the receipts alone, so it is kept locally and not on the changelog."""
 
 
+class Followers(Record):
+    """Calls that met a live call of another run in one turn, under the receipt and that turn's moment (R4)."""
+
+    tool: str
+    calls: list[str]
+
+
 class StoredValue(Record):
     """A provider's answer as exact JSON."""
 
@@ -320,6 +327,7 @@ BATCH: Final = b"b"
 UNKNOWN: Final = b"u"
 CLOSED: Final = b"x"
 ANSWERED: Final = b"g"
+FOLLOWERS: Final = b"f"
 TASK: Final = b"k"
 UNKNOWN_CELL: Final = b"d"
 SHEET: Final = b"h"
@@ -350,6 +358,7 @@ RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     UNKNOWN: Unknown,
     CLOSED: ClosedRun,
     ANSWERED: Answered,
+    FOLLOWERS: Followers,
     TASK: Task,
     UNKNOWN_CELL: UnknownCell,
     SHEET: SheetRow,

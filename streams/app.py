@@ -20,6 +20,7 @@ from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.dispatcher import Dispatcher
 from streams.engine.sweep import SweepPolicy
+from streams.engine.waits import Waits
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
@@ -51,6 +52,17 @@ class KillSwitch:
         self._left -= 1
 
 
+def waits_of(settings: Settings, providers: Providers) -> Waits:
+    """How long followers wait for calls of other runs (R4)."""
+    by_tool = {
+        f"{name}.{tool_name}": tool.max_wait_ms
+        for name, provider in providers.providers.items()
+        for tool_name, tool in provider.tools.items()
+        if tool.max_wait_ms is not None
+    }
+    return Waits(settings.receipt_wait_ms, by_tool)
+
+
 def build_worker(settings: Settings, providers: Providers, caller: Caller, look_up: LookUp | None = None) -> Worker:
     """A worker with its dispatcher, ready to run in the current event loop."""
     checkpoint = KillSwitch(settings.kill_at, settings.kill_after)
@@ -58,14 +70,14 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller, look_
     specs = [
         runs_agent(providers, settings.partitions),
         rows_agent(),
-        receipts_agent(sweep_policy(settings)),
+        receipts_agent(waits_of(settings, providers), sweep_policy(settings)),
     ]
     worker = Worker(settings, specs, checkpoint=checkpoint)
     worker.companion = Dispatcher(
         settings,
         providers,
         caller,
-        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.hand_over),
+        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.handover.published),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
         look_up=look_up,

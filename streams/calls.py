@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from schemas import address
 from schemas.events import (
@@ -33,9 +34,8 @@ from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.engine.lanes import Departure
 from streams.engine.retries import backoff_ms
 from streams.errors import PaidonceError, StateError
-from streams.journal import AnswerJournal
-from streams.outbox import EventPublisher
 from streams.settings import Settings
+from streams.settlement import Settlement
 from streams.tools.port import (
     Answered,
     Caller,
@@ -86,8 +86,7 @@ class Calls:
         settings: Settings,
         providers: Providers,
         caller: Caller,
-        publisher: EventPublisher,
-        journal: AnswerJournal,
+        settlement: Settlement,
         *,
         slot: Callable[[Flight], Awaitable[bool]],
         may_send: Callable[[Flight], bool],
@@ -100,8 +99,7 @@ class Calls:
         self._settings = settings
         self._providers = providers
         self._caller = caller
-        self._publisher = publisher
-        self._journal = journal
+        self._settlement = settlement
         self._slot = slot
         self._may_send = may_send
         self._on_answer = on_answer
@@ -193,16 +191,13 @@ class Calls:
         try:
             report = await self._call(flight)
             if report is None:
-                await self._publisher.publish("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
+                await self._settlement.say("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
                 self._tasks.pop(flight.lease, None)
                 self._on_end(flight, None)
                 return
             events = self._ends(flight, report)
-            journalled = self._written_down(flight, events)
-            self._checkpoint("dispatcher:called")
-            await self._publisher.publish("receipt-completions", flight.partition, events)
-            if journalled:
-                self._journal.published()
+            written = partial(self._checkpoint, "dispatcher:called")
+            await self._settlement.settle(flight.tool, flight.partition, events, written=written)
             self._checkpoint("dispatcher:completed")
             self._tasks.pop(flight.lease, None)
             self._on_end(flight, report.lane_pause_seconds)
@@ -211,15 +206,6 @@ class Calls:
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
             log.exception("a call of %s ended in a defect", flight.tool)
             self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))
-
-    def _written_down(self, flight: Flight, events: list[AttemptEnded]) -> bool:
-        """Journal the answers; a full disk must not keep paid answers from being published."""
-        try:
-            self._journal.append(flight.partition, events)
-        except OSError as error:
-            log.error("answers of %s are published without having been journalled: %s", flight.tool, error)
-            return False
-        return True
 
     async def _call(self, flight: Flight) -> CallReport | None:
         """Make the call; ``None`` where it may no longer be made, and nothing was sent."""

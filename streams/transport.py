@@ -146,7 +146,7 @@ class BulkConsumer(Consumer):
         if not records or self.should_stop:
             return
         generation, thread = self.app.consumer_generation_id, cast(BulkConsumerThread, self._thread)
-        passes: Callable[[TP, int, int], bool] = cast(Any, self.app).paidonce.passes
+        passes: Callable[[TP, int, int], bool] = cast(Any, self.app).paidonce.handover.passes
         for tp, position in records.positions.items():
             self.behind[tp] = (records[tp][-1].offset, position)
         new = False

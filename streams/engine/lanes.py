@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from schemas.providers import Providers
 from streams.engine.protocol import Need
 
 #: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
@@ -41,6 +42,24 @@ class LanePace:
     requests_per_second: float | None = None
     burst: int = 1
     concurrency: int = 4
+
+
+def forms_of(providers: Providers) -> dict[str, ToolForm]:
+    """Batch forms of all tools, by ``provider.tool``."""
+    return {
+        f"{name}.{tool_name}": ToolForm(tool.batch.size_max, tool.batch.window_ms / 1000)
+        for name, provider in providers.providers.items()
+        for tool_name, tool in provider.tools.items()
+        if tool.batch is not None
+    }
+
+
+def pace_of(providers: Providers, lane: str) -> LanePace:
+    """The pace of a lane, ``org/provider``; a provider that the file does not have gets none."""
+    provider = providers.provider(lane.partition("/")[2])
+    if provider is None:
+        return LanePace()
+    return LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.concurrency)
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -10,10 +10,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue
+from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue, WaitsDue
 from schemas.events import (
     Ambiguous,
-    Answer,
     AttemptEnded,
     BatchClaimed,
     CallWithdrawn,
@@ -50,7 +49,7 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import protocol, stock, sweep, unknowns
+from streams.engine import protocol, stock, sweep, unknowns, waits
 from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
@@ -67,7 +66,6 @@ _WAITS, _COMPLETED, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Fl
 _LIVE, _UNKNOWN, _DONE, _WITHDRAWN = Verdict.LIVE, Verdict.UNKNOWN, Flag.DONE, Flag.WITHDRAWN
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
-_NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 
 
 @dataclass(slots=True)
@@ -146,7 +144,8 @@ class _Turn:
 class ReceiptsEngine:
     """The engine of the ``receipts`` table; without ``sweep`` it drops nothing by itself."""
 
-    def __init__(self, sweep: SweepPolicy | None = None) -> None:
+    def __init__(self, wait: waits.Waits | None = None, sweep: SweepPolicy | None = None) -> None:
+        self._waits = wait or waits.Waits()
         self._sweep = sweep
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
@@ -199,8 +198,11 @@ class ReceiptsEngine:
                 turn.outbox.effects.append(ProbeSeen(event.probe))
             case AnswersDue():
                 turn.receipt(event.receipt)
+            case WaitsDue():
+                waits.end(turn.records, turn.outbox, turn.context, event, turn.receipt(event.receipt))
             case RecoveryEnded():
                 turn.stock |= stock.take(turn.records, turn.outbox)
+                self._waits.resume(turn.records, turn.outbox)
                 if self._sweep is not None:
                     turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
             case SweepDue() | ReceiptForgotten():
@@ -222,7 +224,10 @@ class ReceiptsEngine:
                 turn.records.put(ASK + event.receipt.encode(), Ask(event.input))
         waiter = protocol.waiter_of(receipt, event)
         if receipt.attempts:
-            waiter.late = protocol.told(receipt, waiter, protocol.standing(receipt))[0] is not Told.WAITS
+            stands = protocol.standing(receipt)
+            waiter.late = protocol.told(receipt, waiter, stands)[0] is not Told.WAITS
+            if waits.follows(receipt, waiter, stands):
+                self._waits.note(turn.records, turn.outbox, event.receipt, event.tool, event.call, turn.context.now_ms)
         if inline:
             receipt.waiters[event.call] = waiter
         else:
@@ -274,7 +279,7 @@ class ReceiptsEngine:
         attempt = receipt.attempts[n]
         if attempt.value != digest:
             turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))
-            turn.outbox.effects.append(KeptAside(key, n))
+            turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
             return
         if len(output) <= INLINE_BYTES_MAX:
             attempt.output = output
@@ -282,7 +287,7 @@ class ReceiptsEngine:
             turn.records.put(record_key(VALUE, key, str(n)), StoredValue(output))
         if receipt.current != (epoch, n):
             # Paid for, but another attempt's value came first: it stays with its attempt, and is reported (S5).
-            turn.outbox.effects.append(KeptAside(key, n))
+            turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)

@@ -194,7 +194,7 @@ def test_a_receipt_that_a_new_run_uses_is_not_dropped_until_that_run_has_ended()
 
 def test_a_sweep_goes_on_in_portions_and_then_rests() -> None:
     policy = SweepPolicy(every_ms=HOUR, callers_keep_ms=10 * HOUR, receipts_keep_ms=100 * HOUR)
-    table = Table(ReceiptsEngine(policy))
+    table = Table(ReceiptsEngine(sweep=policy))
     outbox = table.given(RecoveryEnded())
     at_ms = table.now_ms + HOUR
     assert outbox.effects == [Wake(at_ms, SweepDue(at_ms - 100 * HOUR, at_ms - 10 * HOUR))]
