@@ -85,6 +85,40 @@ class CancelRequested(Event, frozen=True):
     who: str = ""
 
 
+class ResolutionRequested(Event, frozen=True):
+    """A person's word about a cell whose outcome is unknown, as judged once by the shell of ``runs``."""
+
+    run: str
+    row: str
+    column: str
+    output: bytes | None
+    who: str = ""
+    why: str = ""
+    operation: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class ForgettingRequested(Event, frozen=True):
+    """A person wants a receipt to be forgotten, as judged once by the shell of ``runs``."""
+
+    receipt: str
+    lane: str
+    who: str = ""
+    why: str = ""
+    operation: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class SweepDue(Event, frozen=True):
+    """Look for what may be dropped, one portion a turn; times are Unix time in milliseconds.
+
+    Receipts that were answered up to ``drop_before_ms`` may go; of others, up to ``until_ms``, callers whose runs have ended.
+    """
+
+    drop_before_ms: int
+    until_ms: int
+
+
 class Misrouted(Event, frozen=True):
     """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
 
@@ -111,6 +145,9 @@ Command = (
     | RowsAppended
     | RowsSealed
     | CancelRequested
+    | ResolutionRequested
+    | ForgettingRequested
+    | SweepDue
     | Misrouted
     | Parked
 )

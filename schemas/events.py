@@ -111,6 +111,20 @@ class RunClosing(Event, frozen=True):
     run: str
 
 
+class CellResolved(Event, frozen=True):
+    """A person says what became of a cell whose outcome is unknown (U3): as paid with the tool's output, or as unpaid."""
+
+    run: str
+    row: str
+    column: str
+    #: Exact JSON, or ``None`` where nothing was paid.
+    output: bytes | None
+    who: str = ""
+    why: str = ""
+    #: Chosen by the person's program, and repeated in what is told of this operation.
+    operation: str = ""
+
+
 # --- tool-requests: rows -> receipts ------------------------------------------------------------------------
 
 
@@ -135,6 +149,24 @@ class CallWithdrawn(Event, frozen=True):
 
     receipt: str
     call: str
+
+
+# --- lane-control: runs -> receipts -------------------------------------------------------------------------
+
+
+class RunClosed(Event, frozen=True):
+    """A run has ended: no call is made on its behalf any more, and its callers may be forgotten after a while."""
+
+    run: str
+
+
+class ReceiptForgotten(Event, frozen=True):
+    """A person wants a receipt to be dropped, so that the next request pays for it again."""
+
+    receipt: str
+    who: str = ""
+    why: str = ""
+    operation: str = ""
 
 
 # --- receipt-claims: dispatcher and receipts -> receipts -----------------------------------------------------
@@ -239,7 +271,7 @@ class AttemptEnded(Event, frozen=True):
 
 
 class ReceiptResolved(Event, frozen=True):
-    """A person settled an unknown attempt (U3): as paid with its value, or as unpaid."""
+    """A person, or the tool's look-up, settled an unknown attempt (U3): as paid with its value, or as unpaid."""
 
     receipt: str
     n: int
@@ -278,6 +310,15 @@ class CallsAnswered(Event, frozen=True):
     calls: tuple[tuple[str, Mark], ...]
     output: bytes | None = None
     fault: Fault | None = None
+
+
+class AttemptUnknown(Event, frozen=True):
+    """Beside the answer *unknown*: which attempt it is about, so that a person's word can name it (T7)."""
+
+    receipt: str
+    n: int
+    epoch: int
+    calls: tuple[str, ...]
 
 
 # --- row-progress: rows -> runs -----------------------------------------------------------------------------
@@ -324,12 +365,12 @@ class RowsCounted(Event, frozen=True):
 
 EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "row-work": (RunOpened, RowsAdded),
-    "row-control": (RunCancelled, RunClosing),
+    "row-control": (RunCancelled, RunClosing, CellResolved),
     "tool-requests": (ToolRequested, CallWithdrawn),
-    "lane-control": (Probed,),
+    "lane-control": (Probed, RunClosed, ReceiptForgotten),
     "receipt-claims": (BatchClaimed, LeaseReleased, LeaseExpired, Probed),
     "lease-heartbeats": (LeasesRenewed, Probed),
     "receipt-completions": (AttemptEnded, ReceiptResolved, Probed),
-    "tool-results": (CallsAnswered,),
+    "tool-results": (CallsAnswered, AttemptUnknown),
     "row-progress": (RowsCounted,),
 }

@@ -82,6 +82,30 @@ class RunEvent(_Event):
         return self.type in ("run.completed", "run.failed", "run.cancelled", "run.refused")
 
 
+class OperationEvent(_Event):
+    """What became of an operation, on ``run-events`` beside the ledgers: taken, or rejected with the reason."""
+
+    type: Literal["cell.resolved", "cell.rejected", "receipt.forgotten", "receipt.rejected"]
+    #: As its request named itself.
+    operation: str = ""
+    at_ms: int
+    run: str = ""
+    row: str = ""
+    column: str = ""
+    receipt: str = ""
+    #: Attempt that is settled.
+    n: int = 0
+    code: str = ""
+    message: str = ""
+    who: str = ""
+    why: str = ""
+
+    @property
+    def rejected(self) -> bool:
+        """It changed nothing."""
+        return self.type.endswith(".rejected")
+
+
 class RowCell(_Event):
     """One cell of a row in the sheet (M14)."""
 

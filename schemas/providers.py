@@ -112,6 +112,33 @@ class Price(_Model):
     currency: str = "USD"
 
 
+class Reconcile(_Model):
+    """A tool's look-up by idempotency key: what became of a call whose answer was lost (U3). It is asked for free, by GET."""
+
+    #: ``{key}`` in it becomes the key; without it the key goes into the provider's ``idempotency_header``.
+    path: str
+    #: Path of the word in the answer that says how the call stands.
+    status: Path = "status"
+    #: Words that mean: done, and the answer is here; still under way; never heard of. A 404 means the last, too.
+    found: tuple[str, ...] = ("done",)
+    pending: tuple[str, ...] = ("pending",)
+    absent: tuple[str, ...] = ("absent",)
+    #: Path of the call's own answer in the look-up's; the tool's ``result`` or ``batch`` then applies to it.
+    answer: Path = "answer"
+    #: What it means that the provider never heard of a call: ``unpaid`` calls again, ``unknown`` leaves it to a person.
+    absent_means: Literal["unknown", "unpaid"] = "unknown"
+    #: Only after this long is *never heard of* believed: the lost call itself may still be on its way.
+    absent_after_seconds: float = Field(default=60.0, ge=0)
+    timeout_seconds: float = Field(default=30.0, gt=0)
+
+    @field_validator("path")
+    @classmethod
+    def _path_begins_with_a_slash(cls, path: str) -> str:
+        if not path.startswith("/"):
+            raise ValueError(f"must begin with '/', found {path!r}")
+        return path
+
+
 class _Terms(_Model):
     """What every tool states, however it is called."""
 
@@ -134,6 +161,7 @@ class Tool(_Terms):
     #: Path of the output in the answer; empty for the whole answer.
     result: Path = ""
     batch: BatchForm | None = None
+    reconcile: Reconcile | None = None
 
 
 class Provider(_Model):
@@ -169,6 +197,8 @@ class Provider(_Model):
         for name, tool in self.tools.items():
             if tool.repeat is Repeat.WITH_KEY and not self.idempotency_header:
                 raise ValueError(f'tool {name!r} has repeat = "with-key", but the provider has no idempotency_header')
+            if tool.reconcile is not None and "{key}" not in tool.reconcile.path and not self.idempotency_header:
+                raise ValueError(f"tool {name!r}: reconcile.path has no {{key}}, and the provider has no idempotency_header")
             if not re.match(r"^/", tool.path):
                 raise ValueError(f"tool {name!r}: path must begin with '/', found {tool.path!r}")
         return self

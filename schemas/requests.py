@@ -6,9 +6,9 @@ message key is the run id. CloudEvents headers are welcome, but the ``type`` fie
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from schemas.plays import Play
 
@@ -19,12 +19,18 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,
 Org = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
-class _Request(BaseModel):
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+
+
+class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: RunId
     #: Version of this contract; another one is refused with both versions named (V5).
     contract: int = CONTRACT_VERSION
+
+
+class _Request(_Message):
+    run: RunId
 
 
 class RunRequested(_Request):
@@ -66,4 +72,44 @@ class RunCancelled(_Request):
     who: str = ""
 
 
-PublicRequest = Annotated[RunRequested | RowsAppended | RowsSealed | RunCancelled, Field(discriminator="type")]
+class _Operation(_Message):
+    """What a person does, with who and why; ``operation`` comes back in what is told of it on ``run-events``."""
+
+    who: str = Field(default="", max_length=200)
+    reason: str = Field(default="", max_length=2000)
+    operation: str = Field(default="", max_length=128)
+
+
+class CellResolved(_Operation, _Request):
+    """A person says what became of a call whose outcome is unknown (``operations``, key: the run id; U3)."""
+
+    type: Literal["cell_resolved"] = "cell_resolved"
+    #: The row's key as ``map-rows`` shows it.
+    row: Digest
+    column: str = Field(min_length=1)
+    #: ``paid``: the provider did it and billed it, and ``value`` is its output. ``unpaid``: it may be called again.
+    outcome: Literal["paid", "unpaid"]
+    #: The tool's output as its receipt would hold it, before the column's ``extract``; ``null`` where it found nothing.
+    value: Any = None
+
+    @model_validator(mode="after")
+    def _value_goes_with_paid(self) -> Self:
+        if self.outcome == "paid" and "value" not in self.model_fields_set:
+            raise ValueError("paid needs a value, which may be null")
+        if self.outcome == "unpaid" and self.value is not None:
+            raise ValueError("unpaid has no value")
+        return self
+
+
+class ReceiptForgotten(_Operation):
+    """A person wants a receipt to be dropped, so that the next request pays for it again (``operations``, key: the receipt)."""
+
+    type: Literal["receipt_forgotten"] = "receipt_forgotten"
+    receipt: Digest
+    #: Where the receipt lives, as ``paidonce receipt show`` tells it.
+    lane: str = Field(min_length=1)
+
+
+PublicRequest = Annotated[
+    RunRequested | RowsAppended | RowsSealed | RunCancelled | CellResolved | ReceiptForgotten, Field(discriminator="type")
+]

@@ -124,6 +124,29 @@ class StoredValue(Record):
     output: bytes
 
 
+class Unknown(Record):
+    """Entry of the index of receipts whose outcome is unknown: the attempt in doubt, and since when (Unix time, milliseconds)."""
+
+    n: int
+    epoch: int
+    op: int
+    tool: str
+    lane: str
+    since_ms: int
+
+
+class ClosedRun(Record):
+    """A run that has ended, and when its end was heard of (Unix time, milliseconds)."""
+
+    at_ms: int
+
+
+class Answered(Record):
+    """Entry of the index by time: receipts whose callers were answered in one turn, for the sweep to look at when they are old."""
+
+    receipts: tuple[str, ...]
+
+
 class Batch(Record):
     """A provider call: its tool and its members in payload order, so that it can be repeated as it was (K6)."""
 
@@ -180,6 +203,14 @@ class Task(Record):
     duplicates: tuple[int, ...] = ()
     reused: bool = False
     refreshed: int = 0
+
+
+class UnknownCell(Record):
+    """A cell whose outcome is unknown, and the attempt in doubt as its receipt's owner told it."""
+
+    receipt: str
+    n: int
+    epoch: int
 
 
 class SheetRow(Record):
@@ -293,8 +324,12 @@ WAITER: Final = b"w"
 OPEN: Final = b"o"
 VALUE: Final = b"v"
 BATCH: Final = b"b"
+UNKNOWN: Final = b"u"
+CLOSED: Final = b"x"
+ANSWERED: Final = b"g"
 FOLLOWERS: Final = b"f"
 TASK: Final = b"k"
+UNKNOWN_CELL: Final = b"d"
 SHEET: Final = b"h"
 SHARE: Final = b"c"
 RUN: Final = b"r"
@@ -320,8 +355,12 @@ RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     OPEN: OpenReceipt,
     VALUE: StoredValue,
     BATCH: Batch,
+    UNKNOWN: Unknown,
+    CLOSED: ClosedRun,
+    ANSWERED: Answered,
     FOLLOWERS: Followers,
     TASK: Task,
+    UNKNOWN_CELL: UnknownCell,
     SHEET: SheetRow,
     SHARE: RunShare,
     RUN: Run,

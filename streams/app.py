@@ -19,12 +19,14 @@ from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.dispatcher import Dispatcher
+from streams.engine.sweep import SweepPolicy
 from streams.engine.waits import Waits
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
 from streams.tools.fetch import FetchCaller
 from streams.tools.http import HttpCaller
+from streams.tools.lookup import HttpLookUp, LookUp
 from streams.tools.port import Caller
 from streams.tools.python import PythonCaller
 from streams.tools.routing import RoutedCaller
@@ -61,14 +63,14 @@ def waits_of(settings: Settings, providers: Providers) -> Waits:
     return Waits(settings.receipt_wait_ms, by_tool)
 
 
-def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Worker:
+def build_worker(settings: Settings, providers: Providers, caller: Caller, look_up: LookUp | None = None) -> Worker:
     """A worker with its dispatcher, ready to run in the current event loop."""
     checkpoint = KillSwitch(settings.kill_at, settings.kill_after)
     settings.data.mkdir(parents=True, exist_ok=True)
     specs = [
         runs_agent(providers, settings.partitions),
         rows_agent(),
-        receipts_agent(waits_of(settings, providers)),
+        receipts_agent(waits_of(settings, providers), sweep_policy(settings)),
     ]
     worker = Worker(settings, specs, checkpoint=checkpoint)
     worker.companion = Dispatcher(
@@ -78,9 +80,19 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
         EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.handover.published),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
+        look_up=look_up,
         checkpoint=checkpoint,
     )
     return worker
+
+
+def sweep_policy(settings: Settings) -> SweepPolicy:
+    """How long settled receipts and their callers are kept."""
+    return SweepPolicy(
+        every_ms=int(settings.sweep_seconds * 1000),
+        callers_keep_ms=int(settings.callers_keep_hours * 3_600_000),
+        receipts_keep_ms=int(settings.receipts_keep_days * 86_400_000),
+    )
 
 
 def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:
@@ -100,16 +112,17 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
     """Run a worker until SIGTERM or SIGINT; returns its exit code. Raises ``ConfigurationError``."""
     providers = Providers() if settings.providers is None else load_providers(settings.providers)
     caller = build_caller(settings, providers, environment)
+    look_up = HttpLookUp(providers, environment=environment, response_bytes_max=settings.response_bytes_max)
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)
     # The consumer's thread decodes fetches for milliseconds; a turn that waits for the interpreter meanwhile is late.
     sys.setswitchinterval(0.001)
-    return asyncio.run(_run(settings, providers, caller))
+    return asyncio.run(_run(settings, providers, caller, look_up))
 
 
-async def _run(settings: Settings, providers: Providers, caller: Caller) -> int:
-    worker = build_worker(settings, providers, caller)
+async def _run(settings: Settings, providers: Providers, caller: Caller, look_up: LookUp) -> int:
+    worker = build_worker(settings, providers, caller, look_up)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)

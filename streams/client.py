@@ -129,7 +129,7 @@ class Client:
 
         with broker_errors(self._log.address):
             for request in requests:
-                future = await self._log.send("run-requests", run, request.value, _headers(request.type, request.id))
+                future = await self._log.send("run-requests", run, request.value, headers_of(request.type, request.id))
                 waiting.append((future, request.rows))
                 if len(waiting) >= IN_FLIGHT_MAX:
                     await wait_for_oldest()
@@ -139,8 +139,8 @@ class Client:
     async def cancel(self, run: str) -> None:
         """Ask for a run's end: no new calls start, those in flight settle their receipts (M15)."""
         await self._log.ready()
-        event = RunCancelled(run=run, who=_user())
-        headers = _headers("run_cancelled", f"{run}/run_cancelled/{secrets.token_hex(8)}")
+        event = RunCancelled(run=run, who=user_name())
+        headers = headers_of("run_cancelled", f"{run}/run_cancelled/{secrets.token_hex(8)}")
         with broker_errors(self._log.address):
             await (await self._log.send("operations", run, event.model_dump_json().encode(), headers))
 
@@ -256,7 +256,8 @@ def _events(kind: type[_Told], records: Iterable[ConsumerRecord], key: bytes) ->
             yield kind.model_validate_json(record.value)
 
 
-def _headers(kind: str, identity: str) -> list[tuple[str, bytes]]:
+def headers_of(kind: str, identity: str) -> list[tuple[str, bytes]]:
+    """CloudEvents headers of what a client publishes."""
     return [
         ("ce_specversion", b"1.0"),
         ("ce_id", identity.encode()),
@@ -266,7 +267,8 @@ def _headers(kind: str, identity: str) -> list[tuple[str, bytes]]:
     ]
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Who runs this process, as far as the system knows."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name

@@ -19,16 +19,29 @@ from schemas.commands import LeaseJudgedExpired
 from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, Probed
 from schemas.providers import Providers
 from streams.calls import Calls, Flight
-from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
+from streams.engine.effects import (
+    ClaimFolded,
+    KeptAside,
+    LeaseOver,
+    LeaseSeen,
+    LeasesSeen,
+    ProbeSeen,
+    Queued,
+    UnknownOver,
+    UnknownSeen,
+    Unqueued,
+)
 from streams.engine.lanes import Departure, Lane, forms_of, pace_of
 from streams.engine.port import Context, Effect
 from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch, steady_clock
 from streams.outbox import EventPublisher
+from streams.reconciler import Reconciler
 from streams.salvage import SalvageFile
 from streams.settings import Settings
 from streams.settlement import Settlement
+from streams.tools.lookup import LookUp
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
 from streams.worker import Companion
@@ -73,10 +86,12 @@ class Dispatcher(Companion):
         journal: AnswerJournal,
         *,
         fail: Callable[[PaidonceError], None],
+        look_up: LookUp | None = None,
         checkpoint: Checkpoint = lambda _step: None,
         clock: Callable[[], float] = steady_clock,
     ) -> None:
         self.settings, self._providers = settings, providers
+        self.reconciler = Reconciler(look_up, publisher, fail)
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
@@ -117,6 +132,7 @@ class Dispatcher(Companion):
     async def revoked(self) -> None:
         """Make no new claims and give back what was not granted; calls in flight go on (dispatcher's rule 3)."""
         partitions, self._partitions = self._partitions, {}
+        await self.reconciler.revoked()
         for number, partition in partitions.items():
             self._freeze(number, partition)
 
@@ -141,6 +157,7 @@ class Dispatcher(Companion):
         await self.calls.drain(self.settings.grace_seconds)
         if self._beat is not None:
             self._beat.cancel()
+        await self.reconciler.stop()
         if self._publishing:
             _, late = await asyncio.wait(self._publishing, timeout=5)
             for task in late:
@@ -185,6 +202,8 @@ class Dispatcher(Companion):
                     self._over(owned, effect, moved)
                 case ProbeSeen():
                     probes.append(effect)
+                case UnknownSeen() | UnknownOver():
+                    self.reconciler.take(partition, owned.actor, effect)
                 case KeptAside():
                     self.stale_values += 1
                     self.settlement.kept_aside(effect.receipt, effect.tool, effect.n, effect.output)
@@ -364,6 +383,7 @@ class Dispatcher(Companion):
         beat_at = self._clock() + every
         while True:
             await asyncio.sleep(tick)
+            self.reconciler.say()
             if self._clock() >= beat_at - tick / 2:
                 beat_at = self._clock() + every
                 for partition, leases in self.calls.leases().items():

@@ -63,6 +63,13 @@ class Settings(BaseModel):
     call_seconds: float = Field(default=900.0, gt=0)
     response_bytes_max: int = Field(default=64 << 20, ge=1)
 
+    #: Settled receipts are dropped after this long, so that the same ask is paid again; 0: never.
+    receipts_keep_days: float = Field(default=0.0, ge=0)
+    #: Callers of settled receipts, and batches, are dropped this long after they were answered, once their runs have ended.
+    callers_keep_hours: float = Field(default=24.0, ge=0)
+    #: How often a worker looks for what may be dropped.
+    sweep_seconds: float = Field(default=3600.0, gt=0)
+
     #: Name of a step at which this process kills itself: tests only.
     kill_at: str | None = None
     #: How many times the step passes before the kill.

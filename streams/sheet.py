@@ -129,6 +129,11 @@ class RunSheet:
                 pass  # the run was refused for it; its line is exported all the same
             self._inputs.append(self._keep(digest + text))
 
+    def key_at(self, position: int) -> str:
+        """Row key of an input line, in hex."""
+        self._file.flush()
+        return self._kept(self._inputs[position])[:DIGEST_BYTES].hex()
+
     def take_state(self, key: bytes, value: bytes | None) -> None:
         """Take a message of ``map-rows``; other runs' rows change nothing."""
         if not key.startswith(self.prefix):

@@ -32,7 +32,6 @@ OPEN: Final[dict[str, str]] = {
     "P8": "being built",
     "P10": "being built",
     "S8": "being built",
-    "U5": "being built",
     "Y2": (
         "not built: a call needs a receipt of its own, as always-fresh calls get one, and its first value must go into the shared "
         "one; until then max_wait_ms bounds what waiting costs"
@@ -46,7 +45,6 @@ PARTIAL: Final[dict[str, str]] = {
     "B4": "bucket keys: being built",
     "B9": "parallelism suggested by pacing: being built",
     "R4": "a column has no wait of its own; a tool has",
-    "U3": "a tool's own look-up and the command of a person: being built",
     "P1": "parent run, receipt and scope are not sent: being built",
     "P2": "a budget of repeats for each run: being built",
     "L5": "a lease with too little left is given back and claimed anew; it is not renewed first",

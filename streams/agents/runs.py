@@ -20,13 +20,14 @@ from schemas.envelope import EnvelopeError
 from schemas.events import Event
 from schemas.providers import Providers
 from schemas.requests import CONTRACT_VERSION, PublicRequest
+from streams.agents.operations import OPERATIONS, accepted, rejected
 from streams.engine.compile import compile_play
 from streams.engine.runs import RunsEngine
 from streams.inbox import Delivery
 from streams.turn import AgentSpec
 
 _request: TypeAdapter[PublicRequest] = TypeAdapter(PublicRequest)
-_KNOWN = frozenset(("run_requested", "rows_appended", "rows_sealed", "run_cancelled"))
+_KNOWN = frozenset(("run_requested", "rows_appended", "rows_sealed", "run_cancelled", *OPERATIONS))
 PUBLIC_TOPICS = ("operations", "run-requests")
 
 
@@ -58,9 +59,10 @@ def judged(delivery: Delivery, partition: int | None, partitions: int, providers
         data = parse_json(delivery.value)
     except InvalidJson as error:
         return _unreadable(delivery, error)
-    run = data.get("run") if isinstance(data, dict) else None
+    about = "receipt" if isinstance(data, dict) and data.get("type") == "receipt_forgotten" else "run"
+    run = data.get(about) if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(run, str) or not run or "\x00" in run:
-        raise EnvelopeError(f"{delivery.topic}: expected a JSON object with the text field 'run'")
+        raise EnvelopeError(f"{delivery.topic}: expected a JSON object with the text field '{about}'")
     if partition is not None and address.partition_of(run, partitions) != partition:
         return [Misrouted(run, delivery.topic, delivery.value)]
     kind = data.get("type")
@@ -70,11 +72,12 @@ def judged(delivery: Delivery, partition: int | None, partitions: int, providers
     contract = data.get("contract", CONTRACT_VERSION)
     if contract != CONTRACT_VERSION:
         fault = f"contract: this worker speaks version {CONTRACT_VERSION}, the request has version {contract!r}"
-        return [_refused(run, digest, [fault])]
+        return [rejected(data, [fault]) if kind in OPERATIONS else _refused(run, digest, [fault])]
     try:
         request = _request.validate_python(data)
     except ValidationError as error:
-        return [_refused(run, digest, list(faults_of(error)))]
+        faults = list(faults_of(error))
+        return [rejected(data, faults) if kind in OPERATIONS else _refused(run, digest, faults)]
     match request:
         case requests.RunRequested():
             return [_run(request, digest, providers)]
@@ -84,6 +87,8 @@ def judged(delivery: Delivery, partition: int | None, partitions: int, providers
             return [RowsSealed(run, request.total)]
         case requests.RunCancelled():
             return [CancelRequested(run, request.who)]
+        case requests.CellResolved() | requests.ReceiptForgotten():
+            return [accepted(request)]
 
 
 def faults_of(error: ValidationError) -> Iterable[str]:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from streams.cli import broker, demo, dev, doctor, replay, run, topics, worker
+from streams.cli import broker, cell, demo, dev, doctor, receipt, replay, run, topics, worker
 from streams.cli.options import GLOBAL_OPTIONS, Options
 from streams.cli.terminal import say
 from streams.errors import PaidonceError
@@ -33,6 +33,8 @@ app = typer.Typer(
 app.add_typer(broker.app, name="broker")
 app.add_typer(topics.app, name="topics")
 app.add_typer(run.app, name="run")
+app.add_typer(cell.app, name="cell")
+app.add_typer(receipt.app, name="receipt")
 app.command()(worker.worker)
 app.command()(doctor.doctor)
 app.command()(replay.replay)

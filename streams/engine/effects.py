@@ -70,6 +70,24 @@ class ProbeSeen(Effect, frozen=True):
     probe: str
 
 
+class UnknownSeen(Effect, frozen=True):
+    """The outcome of attempt ``n`` is unknown since ``since_ms`` (Unix time); told again to a new owner."""
+
+    receipt: str
+    lane: str
+    tool: str
+    n: int
+    epoch: int
+    op: int
+    since_ms: int
+
+
+class UnknownOver(Effect, frozen=True):
+    """A receipt is no longer unknown."""
+
+    receipt: str
+
+
 class KeptAside(Effect, frozen=True):
     """A value arrived that is not the first of its attempt, or of its receipt (salvage)."""
 

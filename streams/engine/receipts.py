@@ -10,13 +10,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, WaitsDue
+from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue, WaitsDue
 from schemas.events import (
     Ambiguous,
-    Answer,
     AttemptEnded,
     BatchClaimed,
-    CallsAnswered,
     CallWithdrawn,
     ClaimedMember,
     Event,
@@ -27,8 +25,10 @@ from schemas.events import (
     LeasesRenewed,
     Mark,
     Probed,
+    ReceiptForgotten,
     ReceiptResolved,
     Retry,
+    RunClosed,
     ToolRequested,
     Value,
 )
@@ -49,23 +49,23 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import protocol, waits
+from streams.engine import protocol, stock, sweep, unknowns, waits
+from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
+from streams.engine.sweep import SweepPolicy
+from streams.engine.withdrawal import WAITERS_INLINE, withdraw
 
-#: Waiters kept inside the receipt's record; further ones get records of their own.
-WAITERS_INLINE = 16
 #: Values up to this size live in the receipt's record, larger ones in records of their own.
 INLINE_BYTES_MAX = 1024
 #: Waiters answered in one turn; more are answered in continuation turns.
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
-_WAITS, _COMPLETED, _FLAG_FAILED = Told.WAITS, Told.COMPLETED, Flag.FAILED
-_LIVE, _DONE, _WITHDRAWN = Verdict.LIVE, Flag.DONE, Flag.WITHDRAWN
+_WAITS, _COMPLETED, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Flag.FAILED, Flag.UNKNOWN
+_LIVE, _UNKNOWN, _DONE, _WITHDRAWN = Verdict.LIVE, Verdict.UNKNOWN, Flag.DONE, Flag.WITHDRAWN
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
-_NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 
 
 @dataclass(slots=True)
@@ -82,7 +82,11 @@ class _Turn:
     #: Leases of which attempts have ended, with their receipts.
     over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
-
+    #: Receipts whose attempts ended although nobody waited any more: they may have been unknown.
+    stirred: set[str] = field(default_factory=set)
+    #: Receipts to be looked at by a sweep some day.
+    answered: dict[str, None] = field(default_factory=dict)
+    sweeps: list[SweepDue | ReceiptForgotten] = field(default_factory=list)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 
@@ -114,6 +118,12 @@ class _Turn:
         if key not in self.touched:
             self.records.put(RECEIPT + key.encode(), receipt)
 
+    def keep(self, key: str, receipt: Receipt, call: str, waiter: Waiter) -> None:
+        """A waiter has changed."""
+        self.changed(key, receipt)
+        if call not in receipt.waiters:
+            self.records.put(record_key(WAITER, key, call), waiter)
+
     def waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
         """All waiters of a receipt, the inline ones first."""
         if not receipt.overflow:
@@ -132,10 +142,11 @@ class _Turn:
 
 
 class ReceiptsEngine:
-    """The engine of the ``receipts`` table."""
+    """The engine of the ``receipts`` table; without ``sweep`` it drops nothing by itself."""
 
-    def __init__(self, wait: waits.Waits | None = None) -> None:
+    def __init__(self, wait: waits.Waits | None = None, sweep: SweepPolicy | None = None) -> None:
         self._waits = wait or waits.Waits()
+        self._sweep = sweep
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
@@ -147,6 +158,7 @@ class ReceiptsEngine:
             self._decide(turn, claim)
         for key, receipt in (turn.stock | turn.touched).items():
             self._settle(turn, key, receipt)
+        sweep.finish(records, outbox, context, turn.answered, turn.sweeps, self._sweep)
         effects = outbox.effects
         effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
 
@@ -162,19 +174,24 @@ class ReceiptsEngine:
                 self._end(turn, event)
             case LeaseReleased():
                 for member in event.members:
-                    protocol.release(turn.receipt(member.receipt), member.n, event.lease)
+                    receipt = turn.receipt(member.receipt)
+                    protocol.release(receipt, member.n, event.lease)
+                    if not receipt.open:
+                        turn.stirred.add(member.receipt)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseExpired():
                 for member in event.members:
                     protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
+            case RunClosed():
+                unknowns.run_ended(turn.records, turn.context, event.run)
             case LeaseJudgedExpired():
                 expired = LeaseExpired(event.lease, event.members)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
             case LeasesRenewed():
                 turn.outbox.effects.append(LeasesSeen(event.leases))
             case CallWithdrawn():
-                self._withdraw(turn, event)
+                withdraw(turn.records, turn.receipt(event.receipt), event)
             case ReceiptResolved():
                 self._resolve(turn, event)
             case Probed():
@@ -184,8 +201,12 @@ class ReceiptsEngine:
             case WaitsDue():
                 waits.end(turn.records, turn.outbox, turn.context, event, turn.receipt(event.receipt))
             case RecoveryEnded():
-                self._take_stock(turn)
+                turn.stock |= stock.take(turn.records, turn.outbox)
                 self._waits.resume(turn.records, turn.outbox)
+                if self._sweep is not None:
+                    turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
+            case SweepDue() | ReceiptForgotten():
+                turn.sweeps.append(event)
 
     def _request(self, turn: _Turn, event: ToolRequested) -> None:
         receipt = turn.receipt(event.receipt)
@@ -213,20 +234,6 @@ class ReceiptsEngine:
             receipt.overflow += 1
             turn.records.put(overflow_key, waiter)
 
-    def _withdraw(self, turn: _Turn, event: CallWithdrawn) -> None:
-        receipt = turn.receipt(event.receipt)
-        name = record_key(WAITER, event.receipt, event.call)
-        tombstone = Waiter(run="", destination=0, flag=Flag.WITHDRAWN)
-        waiter = receipt.waiters.get(event.call) or turn.records.get(name, Waiter)
-        if waiter is not None:
-            tombstone = waiter
-            waiter.flag = Flag.WITHDRAWN
-        if event.call in receipt.waiters or (waiter is None and len(receipt.waiters) < WAITERS_INLINE):
-            receipt.waiters[event.call] = tombstone
-        else:
-            receipt.overflow += waiter is None
-            turn.records.put(name, tombstone)
-
     def _claim(self, turn: _Turn, event: BatchClaimed) -> None:
         payload = event.payload or event.members
         if len(payload) > 1:
@@ -251,6 +258,8 @@ class ReceiptsEngine:
         if over is None:
             over = turn.over[event.lease] = []
         over.append(event.receipt)
+        if not receipt.open or len(receipt.attempts) > 1:
+            turn.stirred.add(event.receipt)
         outcome = event.outcome
         if isinstance(outcome, Value):
             self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
@@ -282,31 +291,16 @@ class ReceiptsEngine:
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)
+        turn.stirred.add(event.receipt)
         if event.output is not None:
             self._value(turn, event.receipt, receipt, event.n, event.epoch, event.output)
         else:
             attempt = protocol.end(receipt, event.n, Out.UNPAID)
             if attempt is not None:
                 attempt.fault = Fault("resolved_unpaid", f"resolved as unpaid by {event.who}: {event.why}")
-
-    def _take_stock(self, turn: _Turn) -> None:
-        """A new owner: look at every open receipt, and start the clocks of live leases."""
-        leases: dict[tuple[str, str], list[ClaimedMember]] = {}
-        opened = [name[1:].decode() for name, _ in turn.records.scan(OPEN, OpenReceipt)]
-        turn.records.prefetch(record_key(RECEIPT, key) for key in opened)
-        for key in opened:
-            receipt = turn.records.get(record_key(RECEIPT, key), Receipt)
-            if receipt is None:
-                continue
-            turn.stock[key] = receipt
-            stands = protocol.standing(receipt)
-            if stands.live:
-                n = stands.n
-                attempt = receipt.attempts[n]
-                member = ClaimedMember(key, n, attempt.epoch, attempt.op)
-                leases.setdefault((receipt.lane, attempt.lease or ""), []).append(member)
-        for (lane, lease), members in leases.items():
-            turn.outbox.effects.append(LeaseSeen(lane, lease, tuple(members)))
+                unknowns.unpaid(turn.outbox, turn.context, event, receipt)
+                for call, waiter in unknowns.waiting_again(turn.records, turn.calls(event.receipt, receipt)):
+                    turn.keep(event.receipt, receipt, call, waiter)
 
     # --- what follows ----------------------------------------------------------------------------------------
 
@@ -341,12 +335,17 @@ class ReceiptsEngine:
                 self._answer(turn, key, receipt, stands)
             if receipt.current is None or receipt.refreshes:
                 need = protocol.need(receipt, turn.waiters(key, receipt), stands)
+                if need is not None and stands.n:
+                    need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
+            if stands.verdict is _UNKNOWN or key in turn.stirred:
+                unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
         wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
             receipt.open = wanted
             turn.changed(key, receipt)
             turn.records.put_local(OPEN + key.encode(), _OPEN_ENTRY if wanted else None)
             if not wanted:
+                turn.answered[key] = None
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
@@ -359,6 +358,8 @@ class ReceiptsEngine:
                 continue
             what, n = protocol.told(receipt, waiter, stands)
             if what is _WAITS:
+                if waiter.flag is _FLAG_UNKNOWN and stands.live and unknowns.waits_again(turn.records, waiter):
+                    turn.keep(key, receipt, call, waiter)
                 continue
             flag = _FLAG_AFTER[what]
             if waiter.flag is flag:
@@ -381,27 +382,11 @@ class ReceiptsEngine:
         if not groups:
             return
         turn.changed(key, receipt)
+        turn.answered[key] = None
         for (destination, what, n), calls in groups.items():
-            answer = self._message(turn, key, receipt, what, n, tuple(calls))
-            turn.outbox.send("tool-results", destination, answer)
-
-    def _message(
-        self, turn: _Turn, key: str, receipt: Receipt, what: Told, n: int, calls: tuple[tuple[str, Mark], ...]
-    ) -> CallsAnswered:
-        if what is _COMPLETED:
-            output = receipt.attempts[n].output
-            if output is None:
-                stored = turn.records.get(record_key(VALUE, key, str(n)), StoredValue)
-                assert stored is not None, f"{key}: attempt {n} completed without a stored value"
-                output = stored.output
-            answer = _NO_RESULT if output == b"null" else _ANSWERED
-            return CallsAnswered(key, n, answer, calls, output=output)
-        fault = receipt.attempts[n].fault
-        if what is Told.FAILED:
-            return CallsAnswered(key, n, Answer.FAILED, calls, fault=fault)
-        if fault is None:
-            fault = Fault("lease_expired", "the worker that made this call went away before it recorded an answer")
-        return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
+            if what is Told.UNKNOWN:
+                unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
+            turn.outbox.send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 
 
 _OF_ONE = (ToolRequested, AttemptEnded)

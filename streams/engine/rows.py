@@ -18,8 +18,10 @@ from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import (
     AddedRow,
     Answer,
+    AttemptUnknown,
     CallsAnswered,
     CallWithdrawn,
+    CellResolved,
     CompiledColumn,
     Event,
     Fault,
@@ -43,6 +45,7 @@ from schemas.states import (
     Task,
     record_key,
 )
+from streams.engine import unknowncells
 from streams.engine.cells import Program, call_of, cell_of, lane_partition, tasks_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
@@ -60,6 +63,7 @@ _CACHED, _CELL_COMPLETED = CellStatus.CACHED, CellStatus.COMPLETED
 _CACHE, _NORMAL = Mark.CACHE, Mode.NORMAL
 _ANSWERED: Final = Answer.COMPLETED
 _NO_RESULT: Final = Answer.NO_RESULT
+_STILL_UNKNOWN: Final = Answer.UNKNOWN
 
 _STATUS_NAMES = {status: status.value for status in RowStatus}
 
@@ -89,6 +93,10 @@ class RowsEngine:
                 share.force, share.force_tool_refresh = event.force, event.force_tool_refresh
                 # Its first counters wait as long as all others: so early they say nothing, and the first rows are in a hurry.
                 share.dirty, share.published_ms = True, turn.context.now_ms
+            case AttemptUnknown():
+                unknowncells.note(turn, event)
+            case CellResolved():
+                unknowncells.resolve(turn, event, self._settle)
             case RunCancelled():
                 self._cancel(turn, event.run)
             case RunClosing():
@@ -244,6 +252,8 @@ class RowsEngine:
             return
         turn.records.put(name, task)
         answer = event.answer
+        if cell.status is _CELL_UNKNOWN and answer is not _STILL_UNKNOWN:
+            unknowncells.over(turn, run, row, column)
         if answer is _ANSWERED or answer is _NO_RESULT:
             turn.called(run, mark)
             cell.status = _CACHED if mark is _CACHE else _CELL_COMPLETED
@@ -299,8 +309,12 @@ class RowsEngine:
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         row = task.row
         sheet = SheetRow(row.position, row.fields, cells, status, run, share.play.revision)
-        turn.records.put(record_key(SHEET, dataset, row.key), sheet)
-        turn.outbox.public.append(published(dataset, row.key, sheet, turn.context.now_ms))
+        name = record_key(SHEET, dataset, row.key)
+        newer = turn.records.get(name, SheetRow) if share.closed else None
+        if newer is None or newer.run == run:
+            # What comes after a run's end does not undo what a later run has made of the row.
+            turn.records.put(name, sheet)
+            turn.outbox.public.append(published(dataset, row.key, sheet, turn.context.now_ms))
         if status is not _UNKNOWN:
             # The sheet has it all; of the task only its identity is needed from here on.
             task.row, task.cells = AddedRow(row.position, row.key, b""), {}

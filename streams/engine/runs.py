@@ -10,12 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from schemas import address
-from schemas.canonical import InvalidJson, UncanonicalValue, parse_json
-from schemas.commands import CancelRequested, Misrouted, ProgressDue, RecoveryEnded, RowsAppended, RowsSealed, RunRequested
+from schemas.commands import (
+    CancelRequested,
+    ForgettingRequested,
+    Misrouted,
+    ProgressDue,
+    RecoveryEnded,
+    ResolutionRequested,
+    RowsAppended,
+    RowsSealed,
+    RunRequested,
+)
 from schemas.events import (
     AddedRow,
     CallCounts,
-    CompiledPlay,
     Event,
     RowCounts,
     RowsAdded,
@@ -26,6 +34,8 @@ from schemas.events import (
 )
 from schemas.progress import Counts, FailedRow, MapProgress, RunEvent
 from schemas.states import RUN, Run, RunStatus, Share, record_key
+from streams.engine import operations
+from streams.engine.inputlines import RowFault, added_row
 from streams.engine.port import Context, Outbox, PublicEvent, Records, Wake
 
 PROGRESS_EVERY_MS = 250
@@ -36,21 +46,6 @@ ROWS_MAX = 250
 FAULTS_MAX = 100
 
 _RUNNING = (RunStatus.RUNNING, RunStatus.CLOSING)
-
-
-class RowFault(ValueError):
-    """An input line cannot be taken: the message names its position and field."""
-
-
-def added_row(play: CompiledPlay, position: int, raw: bytes) -> AddedRow:
-    """An input line with its row key. Raises ``RowFault``."""
-    try:
-        row = parse_json(raw)
-        if not isinstance(row, dict):
-            raise RowFault(f"row {position}: expected an object of fields")
-        return AddedRow(position, address.row_key(play.dataset, play.key_columns, row), raw)
-    except (address.Unaddressable, InvalidJson, UncanonicalValue) as error:
-        raise RowFault(f"row {position}: {error}") from error
 
 
 @dataclass(slots=True)
@@ -127,6 +122,10 @@ class RunsEngine:
                 if run is not None and run.status is RunStatus.RUNNING and not run.cancel_requested:
                     run.cancel_requested = run.sealed = True
                     self._send_all(turn, run, RunCancelled(event.run))
+            case ResolutionRequested():
+                operations.resolve(turn.records, turn.outbox, turn.context, event)
+            case ForgettingRequested():
+                operations.forget(turn.outbox, turn.context, event)
             case ProgressDue():
                 turn.run(event.run)
             case Misrouted():
@@ -309,6 +308,7 @@ class RunsEngine:
         # Progress comes before the terminal event, which is the last word (O2).
         self._publish_progress(turn, name, run)
         self._ledger(turn, name, run, kind, code, message)
+        operations.close(turn.outbox, turn.context, name, run.play)
 
     # --- what is told ----------------------------------------------------------------------------------------
 

@@ -76,6 +76,8 @@ class Provider:
 
     def _start(self) -> None:
         self._keys = KeyStore()
+        #: What was done under each key, whether or not its endpoint honours keys.
+        self._billed: dict[str, tuple[_Asked, Done]] = {}
         self._requests = self._replayed = self._rejected = self._in_flight = self._in_flight_max = 0
         self.set_faults(self._config.faults)
         self.set_settings(self._config.settings)
@@ -99,6 +101,17 @@ class Provider:
         """The bill and the traffic added up."""
         traffic = (self._replayed, self._requests, self._rejected, self._in_flight, self._in_flight_max)
         return Summary(*self.bill.counts(), *traffic)
+
+    def look_up(self, key: str, headers: Mapping[str, str]) -> Answer:
+        """What became of the work under an idempotency key, on the bill of any endpoint; costs nothing. Forgotten at a restart."""
+        if headers.get("Authorization") != self._authorization:
+            return refusal(401, "unauthorized", "expected Authorization: Bearer with the API key")
+        if key not in self._billed:
+            return Answer(404, b'{"status":"absent"}')
+        asked, done = self._billed[key]
+        if self._loop.time() < done.ready_at:
+            return Answer(200, b'{"status":"pending"}')
+        return Answer(200, b'{"status":"done","answer":' + asked.endpoint.answer(asked.work.items, done.outcomes) + b"}")
 
     async def answer(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Answers one POST to a paid path after the latency; what it did is billed before that."""
@@ -167,6 +180,8 @@ class Provider:
                 done.again.append(place)
         done.ready_at = asked.now + self.settings.latency_ms / 1000
         status = str(done.status) if asked.fault is None else str(asked.fault.kind)
+        if asked.key:
+            self._billed[asked.key] = asked, done
         self.bill.record(endpoint.path, asked.key, asked.request_id, billed, len(items), status)
 
     def _deliver(self, asked: _Asked, done: Done, replayed: bool) -> Answer:

@@ -134,7 +134,7 @@ class HttpCaller:
                 continue
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
-            headers = _fixed_headers(provider_name, provider, secrets)
+            headers = fixed_headers(provider_name, provider, secrets)
             connections = Connections(headers=headers, connections_max=provider.pace.concurrency, tls=tls)
             self._connections.append(connections)
             for tool_name, form in provider.tools.items():
@@ -298,7 +298,7 @@ def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
             assert_never(kind)
 
 
-def _fixed_headers(name: str, provider: Provider, secrets: Mapping[str, str]) -> dict[str, str]:
+def fixed_headers(name: str, provider: Provider, secrets: Mapping[str, str]) -> dict[str, str]:
     """The headers that all calls to a provider have in common, after a check that all of them can be sent."""
     if provider.base_url.username or provider.base_url.password:
         raise ConfigurationError(f"provider {name}: base_url holds a user or password; use auth instead")

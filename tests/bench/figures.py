@@ -154,6 +154,23 @@ async def recovery_of_a_million(bootstrap: str, receipts: int) -> None:
             assert (await ended(client, run)).type == "run.completed"
 
 
+async def growth(bootstrap: str, smaller: int, larger: int, output_bytes: int) -> None:
+    """How much more memory a worker has with many settled receipts than with few, each after a start and one row of work."""
+    async with fresh(bootstrap) as system:
+        system.start_sandbox(latency_ms=20)
+        sizes = []
+        for first, count in ((0, smaller), (smaller, larger - smaller)):
+            await write_history(system.settings, count, first=first, output_bytes=output_bytes)
+            worker = system.worker().wait_ready(seconds=300)
+            async with Client(system.settings) as client:
+                run = await client.submit(play("email"), people(1, tag=f"growth{first}-"))
+                assert (await ended(client, run)).type == "run.completed"
+            sizes.append(psutil.Process(worker.pid).memory_info().rss / 2**20)
+            worker.terminate()
+            worker.wait(60)
+        tell("receipts_rss_growth_mb", sizes[1] - sizes[0], "MiB")
+
+
 def figures(args: argparse.Namespace, bootstrap: str) -> Iterator[tuple[str, Any]]:
     """The measurements by name, in order."""
     batches = {"size": 100, "concurrency": args.concurrency}
@@ -165,6 +182,7 @@ def figures(args: argparse.Namespace, bootstrap: str) -> Iterator[tuple[str, Any
     yield "lone", lambda: lone_row(bootstrap, args.samples)
     yield "kept", lambda: recovery(bootstrap, "recovery_seconds_kept", keep=True)
     yield "empty", lambda: recovery(bootstrap, "recovery_seconds_empty", keep=False)
+    yield "growth", lambda: growth(bootstrap, 50_000, 200_000, 10_000)
     yield "million", lambda: recovery_of_a_million(bootstrap, args.receipts)
 
 
@@ -175,7 +193,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--receipts", type=int, default=1_000_000)
     parser.add_argument("--concurrency", type=int, default=10)
-    parser.add_argument("--only", default="", help="comma-separated: rows, unbatched, lone, kept, empty, million")
+    parser.add_argument("--only", default="", help="comma-separated: rows, unbatched, lone, kept, empty, growth, million")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="paidonce-bench-broker-"))
     broker = LocalBroker(folder)

@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaProducer
 
 from schemas.address import spread
 from schemas.events import Repeat
-from schemas.states import RECEIPT, Attempt, Flag, Out, Receipt, Waiter, record_key
+from schemas.states import RECEIPT, VALUE, Attempt, Flag, Out, Receipt, StoredValue, Waiter, record_key
 from streams.engine.compile import lane_of
 from streams.settings import Settings
 
@@ -37,8 +37,17 @@ def record(index: int, lane: str) -> tuple[bytes, bytes]:
     return record_key(RECEIPT, receipt), _encode(state)
 
 
-async def write_history(settings: Settings, receipts: int) -> None:
-    """Publish ``receipts`` settled receipts to the changelog of the lane's partition."""
+def large_records(index: int, lane: str, output_bytes: int) -> list[tuple[bytes, bytes]]:
+    """One settled receipt whose value is so large that it is a record of its own."""
+    key, value = record(index, lane)
+    state = msgspec.msgpack.decode(value, type=Receipt)
+    state.attempts[1].output = None
+    output = b'"' + hashlib.blake2b(key).hexdigest().encode() * (output_bytes // 128) + b'"'
+    return [(key, _encode(state)), (record_key(VALUE, key[1:].decode(), "1"), _encode(StoredValue(output)))]
+
+
+async def write_history(settings: Settings, receipts: int, *, first: int = 0, output_bytes: int = 0) -> None:
+    """Publish settled receipts to the changelog of the lane's partition; with ``output_bytes`` their values are that large."""
     lane = lane_of("default", "sandbox")
     partition = spread(lane, settings.partitions)
     topic = f"{settings.app}-receipts-changelog"
@@ -47,8 +56,12 @@ async def write_history(settings: Settings, receipts: int) -> None:
     try:
         builder = producer.create_batch()
         pending = []
-        for index in range(receipts):
-            key, value = record(index, lane)
+        history = (
+            pair
+            for index in range(first, first + receipts)
+            for pair in (large_records(index, lane, output_bytes) if output_bytes else [record(index, lane)])
+        )
+        for key, value in history:
             if builder.append(timestamp=None, key=key, value=value) is None:
                 builder.close()
                 pending.append(await producer.send_batch(builder, topic, partition=partition))

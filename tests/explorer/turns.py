@@ -9,6 +9,7 @@ import msgspec
 from schemas.commands import LeaseJudgedExpired
 from schemas.events import (
     AttemptEnded,
+    AttemptUnknown,
     BatchClaimed,
     CallsAnswered,
     CallWithdrawn,
@@ -69,6 +70,8 @@ class Turns:
                 reader.data[name] = value
         answers = []
         for event in outbox.events.get(("tool-results", 0), ()):
+            if isinstance(event, AttemptUnknown):
+                continue
             assert isinstance(event, CallsAnswered)
             answers += [(call, event.answer.value, event.n) for call, _ in event.calls]
         claims = tuple(EVENTS.of(event) for event in outbox.events.get(("receipt-claims", 0), ()))

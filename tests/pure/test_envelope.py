@@ -32,10 +32,12 @@ from schemas.events import (
     Ambiguous,
     Answer,
     AttemptEnded,
+    AttemptUnknown,
     BatchClaimed,
     CallCounts,
     CallsAnswered,
     CallWithdrawn,
+    CellResolved,
     ClaimedMember,
     CompiledColumn,
     CompiledPlay,
@@ -48,6 +50,7 @@ from schemas.events import (
     Mark,
     Mode,
     Probed,
+    ReceiptForgotten,
     ReceiptResolved,
     Repeat,
     Retry,
@@ -55,6 +58,7 @@ from schemas.events import (
     RowsAdded,
     RowsCounted,
     RunCancelled,
+    RunClosed,
     RunClosing,
     RunOpened,
     ToolRequested,
@@ -63,11 +67,13 @@ from schemas.events import (
 from schemas.plays import Play
 from schemas.states import (
     RECORD_TYPES,
+    Answered,
     Ask,
     Attempt,
     Batch,
     Cell,
     CellStatus,
+    ClosedRun,
     Flag,
     Followers,
     OpenReceipt,
@@ -83,6 +89,8 @@ from schemas.states import (
     StoredValue,
     Task,
     TurnRecord,
+    Unknown,
+    UnknownCell,
     Waiter,
 )
 from streams.turn import decode_judged
@@ -303,6 +311,10 @@ EVENT_EXAMPLES: Mapping[str, Event] = {
     "RowsAdded": RowsAdded("run-1", (ROW, AddedRow(4, "c5" * 20, b"{}"))),
     "RunCancelled": RunCancelled("run-1"),
     "RunClosing": RunClosing("run-1"),
+    "CellResolved: as paid": CellResolved("run-1", "c4" * 20, "verified", b"null", "ann", "the provider's bill", "op-1"),
+    "CellResolved: as unpaid": CellResolved("run-1", "c4" * 20, "verified", None),
+    "RunClosed": RunClosed("run-1"),
+    "ReceiptForgotten": ReceiptForgotten("9f" * 20, "ann", "wrong input", "op-1"),
     "ToolRequested": ToolRequested(
         "9f" * 20,
         "call-1",
@@ -338,6 +350,7 @@ EVENT_EXAMPLES: Mapping[str, Event] = {
         b'{"status":"ok"}',
     ),
     "CallsAnswered: with a fault": CallsAnswered("9f" * 20, 1, Answer.FAILED, (("call-1", Mark.LIVE),), None, FAULT),
+    "AttemptUnknown": AttemptUnknown("9f" * 20, 1, 2, ("call-1", "call-2")),
     "RowsCounted": RowsCounted("run-1", 6, 12, ROWS, CALLS, True, SAMPLES),
 }
 
@@ -353,6 +366,11 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "RowsAppended": commands.RowsAppended("run-1", 500, (ROW.fields, b"{}"), "d1" * 16),
     "RowsSealed": commands.RowsSealed("run-1", 502),
     "CancelRequested": commands.CancelRequested("run-1", "ann"),
+    "ResolutionRequested": commands.ResolutionRequested(
+        "run-1", "c4" * 20, "verified", b"null", "ann", "the bill", "op-1", ("row: no",)
+    ),
+    "ForgettingRequested": commands.ForgettingRequested("9f" * 20, "org/acme", "ann", "wrong input", "op-1", ("lane: no",)),
+    "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
     "Parked": commands.Parked("run-requests", 9),
 }
@@ -396,6 +414,10 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     "f Followers": Followers("acme.verify", ["call-8", "call-9"]),
     "v StoredValue": StoredValue(b'{"status":"ok"}'),
     "b Batch": Batch("acme.verify", "org/acme", (("9f" * 20, 0, 7), ("a0" * 20, 1, 8))),
+    "u Unknown": Unknown(1, 2, 7, "acme.verify", "org/acme", 1_800_000_000_123),
+    "x ClosedRun": ClosedRun(1_800_000_000_123),
+    "g Answered": Answered(("9f" * 20, "a0" * 20)),
+    "d UnknownCell": UnknownCell("9f" * 20, 1, 2),
     "k Task": Task(
         ROW,
         {
@@ -432,7 +454,7 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     ),
 }
 
-REQUEST_EXAMPLES: Mapping[str, requests.RunRequested | requests.RowsAppended | requests.RowsSealed | requests.RunCancelled] = {
+REQUEST_EXAMPLES: Mapping[str, requests.PublicRequest] = {
     "run_requested": requests.RunRequested(
         run="run-1",
         org="acme-sales",
@@ -462,6 +484,10 @@ REQUEST_EXAMPLES: Mapping[str, requests.RunRequested | requests.RowsAppended | r
     "rows_appended": requests.RowsAppended(run="run-1", first=500, rows=[{"email": "a@b.c"}, {"email": None}]),
     "rows_sealed": requests.RowsSealed(run="run-1", total=502),
     "run_cancelled": requests.RunCancelled(run="run-1", who="ann"),
+    "cell_resolved": requests.CellResolved(
+        run="run-1", row="c4" * 20, column="verified", outcome="paid", value={"n": 1}, who="ann", reason="bill", operation="op-1"
+    ),
+    "receipt_forgotten": requests.ReceiptForgotten(receipt="9f" * 20, lane="org/acme", who="ann", reason="wrong", operation="op-1"),
 }
 
 ENUMS = [
@@ -599,6 +625,14 @@ def test_every_command_record_request_and_outcome_has_a_golden_entry() -> None:
         ('{"type":"rows_appended","run":"r","first":0,"rows":[{}]}', requests.RowsAppended(run="r", first=0, rows=[{}])),
         ('{"type":"rows_sealed","run":"r","total":0}', requests.RowsSealed(run="r", total=0)),
         ('{"type":"run_cancelled","run":"r"}', requests.RunCancelled(run="r")),
+        (
+            '{"type":"cell_resolved","run":"r","row":"%s","column":"c","outcome":"unpaid"}' % ("c4" * 20),
+            requests.CellResolved(run="r", row="c4" * 20, column="c", outcome="unpaid"),
+        ),
+        (
+            '{"type":"receipt_forgotten","receipt":"%s","lane":"o/p"}' % ("9f" * 20),
+            requests.ReceiptForgotten(receipt="9f" * 20, lane="o/p"),
+        ),
     ],
 )
 def test_a_request_of_nothing_but_what_must_be_said_is_read_for_ever(text: str, meaning: object) -> None:

@@ -1,0 +1,119 @@
+"""Operations of a person on cells and receipts, through the public topics: ask, and hear what became of it.
+
+Beside ``client``. An operation is durable once it is sent; its answer comes from whichever worker owns what it is about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterable
+
+from aiokafka import ConsumerRecord
+from pydantic import ValidationError
+
+from schemas.address import DIGEST_CHARS
+from schemas.progress import OperationEvent
+from schemas.requests import CellResolved, ReceiptForgotten, RunRequested
+from streams.client import headers_of, user_name
+from streams.errors import UsageError
+from streams.publiclog import PublicLog, broker_errors
+from streams.settings import Settings
+from streams.sheet import RunSheet
+
+#: How long the answer to an operation is waited for; a worker that is away answers later, and nobody listens then.
+ANSWER_SECONDS = 20.0
+
+
+class Operations:
+    """A connection to one system for operations; an async context manager. Raises what ``Client`` raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.log = PublicLog(settings)
+
+    async def __aenter__(self) -> Operations:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.log.close()
+
+    async def resolve(
+        self, run: str, row: str, column: str, outcome: str, value: object = None, *, who: str | None = None, reason: str = ""
+    ) -> OperationEvent | None:
+        """Say that an unknown cell was ``paid``, with the tool's output, or ``unpaid``; ``None`` where nobody answers in time.
+
+        ``row`` is the row's key or its input position. Raises ``UsageError`` for a row that the run does not have.
+        """
+        await self.log.ready()
+        key = await self.row_key(run, row)
+        said: dict[str, object] = {"run": run, "row": key, "column": column, "outcome": outcome, "who": _who(who), "reason": reason}
+        if outcome == "paid":
+            said["value"] = value
+        request = CellResolved.model_validate(said | {"operation": secrets.token_hex(8)})
+        return await self._asked(run, request)
+
+    async def forget(self, receipt: str, lane: str, *, who: str | None = None, reason: str = "") -> OperationEvent | None:
+        """Ask for a receipt to be dropped; ``None`` where nobody answers in time."""
+        await self.log.ready()
+        operation = secrets.token_hex(8)
+        request = ReceiptForgotten(receipt=receipt, lane=lane, who=_who(who), reason=reason, operation=operation)
+        return await self._asked(receipt, request)
+
+    async def row_key(self, run: str, row: str) -> str:
+        """The key of a row by its key or its input position (from 0). Raises ``UsageError``."""
+        if len(row) == DIGEST_CHARS:
+            return row
+        if not row.isdecimal():
+            raise UsageError(f"row {row!r}: expected the row's position in the input (from 0) or its key of {DIGEST_CHARS} digits")
+        with await self.input_of(run) as sheet:
+            if int(row) >= len(sheet):
+                raise UsageError(f"row {row}: run {run!r} has {len(sheet):,} rows here; the first is 0")
+            return sheet.key_at(int(row))
+
+    async def request_of(self, run: str) -> RunRequested:
+        """The request that a run came from, without its rows. Raises ``UsageError``."""
+        found: RunRequested | None = None
+        async for record in self.log.stored([self.log.home(run, "run-requests")]):
+            if record.key == run.encode() and b"run_requested" in (record.value or b""):
+                with contextlib.suppress(ValidationError):  # anyone may publish there
+                    found = found or RunRequested.model_validate_json(record.value)
+        if found is None:
+            raise UsageError(f"no run {run!r} was ever asked for here; paidonce run list shows what there is")
+        return found.model_copy(update={"rows": None})
+
+    async def input_of(self, run: str) -> RunSheet:
+        """The input lines of a run without the states of its rows; close it."""
+        sheet = RunSheet(run)
+        async for record in self.log.stored([self.log.home(run, "run-requests")]):
+            if record.key == run.encode() and record.value is not None:
+                sheet.take_request(record.value)
+        return sheet
+
+    async def _asked(self, target: str, request: CellResolved | ReceiptForgotten) -> OperationEvent | None:
+        ledger = self.log.home(target, "run-events")
+        headers = headers_of(request.type, f"{target}/{request.type}/{request.operation}")
+        value = request.model_dump_json().encode()
+        with broker_errors(self.log.address):
+            async with self.log.consumer([ledger]) as consumer:
+                consumer.seek(ledger, (await consumer.end_offsets([ledger]))[ledger])
+                await (await self.log.send("operations", target, value, headers))
+                deadline = time.monotonic() + ANSWER_SECONDS
+                while (left := deadline - time.monotonic()) > 0:
+                    fetched = await consumer.getmany(timeout_ms=int(left * 1000))
+                    for event in _told(fetched.get(ledger, ())):
+                        if event.operation == request.operation:
+                            return event
+        return None
+
+
+def _told(records: Iterable[ConsumerRecord]) -> Iterable[OperationEvent]:
+    for record in records:
+        try:
+            yield OperationEvent.model_validate_json(record.value or b"")
+        except ValidationError:
+            continue  # a run's own event, or anyone's
+
+
+def _who(given: str | None) -> str:
+    return user_name() if given is None else given

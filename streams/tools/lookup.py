@@ -1,0 +1,150 @@
+"""A tool's look-up over HTTP (``reconcile``): what became of a call whose answer was lost, asked by its idempotency key (U3).
+
+It buys nothing, so it may be asked again at any time. What it finds passes through the same extraction, and the same care for
+secrets, as the answer that was lost. It never raises, save for cancelling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final, Protocol, TypeAlias
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from schemas.canonical import InvalidJson, dump_json, parse_json
+from schemas.events import Fault
+from schemas.providers import Provider, Providers, Reconcile, Tool
+from streams.tools.connections import CONNECT_SECONDS_MAX, AnswerLost, BadAnswer, Connections, NothingSent, read_body
+from streams.tools.http import fixed_headers
+from streams.tools.port import CallMember, MemberOutcome
+from streams.tools.results import single_outcome, split, steps_of, value_at, withheld
+from streams.tools.secrets import excerpt, resolve_all
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The provider has done it: an outcome for each member, in order."""
+
+    outcomes: tuple[MemberOutcome, ...]
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """The provider works on it."""
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """The provider never heard of it."""
+
+
+class NoWord(msgspec.Struct, frozen=True):
+    """The look-up itself failed, or what it said is not understood."""
+
+    fault: Fault
+
+
+Word: TypeAlias = Found | Pending | Absent | NoWord
+
+
+class LookUp(Protocol):
+    """Asks a provider about one call; never raises, and buys nothing."""
+
+    def terms(self, tool: str) -> Reconcile | None:
+        """How a tool is looked up; ``None`` where it cannot be."""
+        ...
+
+    async def ask(self, tool: str, key: str, members: tuple[CallMember, ...]) -> Word:
+        """What became of the call under an idempotency key."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+_CONNECTIONS_MAX: Final = 2
+
+
+class HttpLookUp:
+    """The ``LookUp`` of the HTTP tools of a providers file. Raises ``ConfigurationError`` for a missing secret."""
+
+    def __init__(self, providers: Providers, *, environment: Mapping[str, str], response_bytes_max: int = 64 << 20) -> None:
+        secrets = resolve_all(providers, environment)
+        self._secrets = tuple(secrets.values())
+        self._bytes_max = response_bytes_max
+        self._tools: dict[str, tuple[Provider, Tool, Reconcile]] = {}
+        self._connections: dict[str, Connections] = {}
+        for name, provider in providers.providers.items():
+            if not isinstance(provider, Provider) or all(tool.reconcile is None for tool in provider.tools.values()):
+                continue
+            tls = httpx.create_ssl_context() if provider.base_url.scheme == "https" else None
+            headers = fixed_headers(name, provider, secrets)
+            self._connections[name] = Connections(headers=headers, connections_max=_CONNECTIONS_MAX, tls=tls)
+            for tool_name, tool in provider.tools.items():
+                if tool.reconcile is not None:
+                    self._tools[f"{name}.{tool_name}"] = provider, tool, tool.reconcile
+
+    def terms(self, tool: str) -> Reconcile | None:
+        """See ``LookUp``."""
+        found = self._tools.get(tool)
+        return None if found is None else found[2]
+
+    async def ask(self, tool: str, key: str, members: tuple[CallMember, ...]) -> Word:
+        """See ``LookUp``."""
+        provider, form, reconcile = self._tools[tool]
+        url = httpx.URL(provider.url + reconcile.path.replace("{key}", quote(key, safe="")))
+        headers: list[tuple[bytes, bytes]] = []
+        if "{key}" not in reconcile.path and provider.idempotency_header:
+            headers.append((provider.idempotency_header.encode(), key.encode()))
+        connect_seconds = min(CONNECT_SECONDS_MAX, reconcile.timeout_seconds / 2)
+        try:
+            async with asyncio.timeout(reconcile.timeout_seconds):
+                reply = await self._connections[tool.partition(".")[0]].send("GET", url, headers, b"", connect_seconds)
+                try:
+                    status, body = reply.status_code, await read_body(reply, self._bytes_max)
+                finally:
+                    reply.close()
+        except (NothingSent, AnswerLost, BadAnswer) as error:
+            return self._no_word(tool, "unreachable", str(error))
+        except TimeoutError:
+            return self._no_word(tool, "deadline", f"no whole answer within {reconcile.timeout_seconds:g} s")
+        return self._read(tool, form, reconcile, status, body, members)
+
+    async def close(self) -> None:
+        """See ``LookUp``."""
+        for connections in self._connections.values():
+            await connections.aclose()
+
+    def _read(self, tool: str, form: Tool, reconcile: Reconcile, status: int, body: bytes, members: tuple[CallMember, ...]) -> Word:
+        if status == 404:
+            return Absent()
+        if status // 100 != 2:
+            return self._no_word(tool, f"http_{status}", "the look-up was not answered")
+        try:
+            answer = parse_json(body)
+        except InvalidJson as error:
+            return self._no_word(tool, "bad_response", str(error))
+        word = value_at(answer, steps_of(reconcile.status))
+        if word in reconcile.absent:
+            return Absent()
+        if word in reconcile.pending:
+            return Pending()
+        if word not in reconcile.found:
+            return self._no_word(
+                tool, "bad_response", f"{word!r:.80} at {reconcile.status!r} is none of the words of the providers file"
+            )
+        lost = dump_json(value_at(answer, steps_of(reconcile.answer)))
+        if len(members) > 1 and form.batch is not None:
+            outcomes = split(form.batch, members, lost)
+        else:
+            outcomes = (single_outcome(lost, steps_of(form.result)),) * len(members)
+        return Found(tuple([self._kept(outcome) for outcome in outcomes]))
+
+    def _kept(self, outcome: MemberOutcome) -> MemberOutcome:
+        """An output that carries a secret is not taken (R10)."""
+        output = getattr(outcome, "output", None)
+        return outcome if output is None else withheld(output, self._secrets) or outcome
+
+    def _no_word(self, tool: str, code: str, message: str) -> NoWord:
+        return NoWord(Fault(code, f"{tool}: look-up: {excerpt(message, self._secrets)}"))
