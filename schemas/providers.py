@@ -98,6 +98,8 @@ class BatchForm(_Model):
     result_list: Path = "results"
     #: Field that carries a member's correlation key in both lists; absent: results are matched by position.
     match_key: str | None = None
+    #: Path into the input: only requests with the same value there may share a call; absent: all may.
+    bucket: Path | None = None
     #: Path of one member's output inside its result; empty for the whole result.
     result: Path = ""
     #: Field of a result that tells that this member failed.
@@ -122,6 +124,20 @@ class _Terms(_Model):
     timeout_seconds: float = Field(default=60.0, gt=0)
     #: Whether equal asks of different plays share one receipt (K1).
     shared: bool = True
+    #: Results are reused within windows of so many seconds of Unix time, alike for all runs; 0: never; absent: for ever (K4).
+    stale_after_seconds: int | None = Field(default=None, ge=0)
+    #: False for reads that page through a result: they are never reused, as with ``stale_after_seconds = 0`` (K8).
+    cacheable: bool = True
+    #: An unsafe write: it may never be sent twice without its key (P6).
+    requires_execution_fence: bool = False
+
+    @model_validator(mode="after")
+    def _fence_holds(self) -> Self:
+        if self.requires_execution_fence and self.repeat is Repeat.FREELY:
+            raise ValueError('requires_execution_fence forbids repeat = "freely": say "never", or "with-key"')
+        if not self.cacheable and self.stale_after_seconds:
+            raise ValueError("cacheable = false reuses nothing, so stale_after_seconds has no meaning; leave one of them out")
+        return self
 
 
 class Tool(_Terms):
@@ -213,6 +229,8 @@ class PythonBatch(_Model):
     entry_point: EntryPoint
     size_max: int = Field(ge=2, le=10_000)
     window_ms: int = Field(default=250, ge=0, le=60_000)
+    #: Path into the input: only requests with the same value there may share a call; absent: all may.
+    bucket: Path | None = None
     #: Results are a list in the order of the inputs, or a mapping by the inputs' keys.
     match: Literal["position", "key"] = "position"
 

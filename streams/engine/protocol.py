@@ -10,7 +10,7 @@ stored. An attempt is *live* from its claim to its end; the verdict says which e
     unpaid           -> AGAIN      a person says that nothing was billed
     released         -> RELEASED   nothing was sent
     ambiguous or     -> UNKNOWN    may have been billed, and the tool may not be repeated
-      expired        -> AGAIN      may have been billed, and the tool may be repeated
+      expired        -> AGAIN      may have been billed, and the tool may be repeated, or its job is known and asked for again
     none of these    -> LIVE       somebody may be calling
 
 Told flags and ``late`` marks are no part of the digest.
@@ -93,15 +93,16 @@ def waiter_of(receipt: Receipt, request: ToolRequested) -> Waiter:
     )
 
 
-def claim(receipt: Receipt, n: int, lease: str, generation: int, epoch: int, op: int, batch: str) -> bool:
-    """Fold a claim; true when it won. The first claim of an attempt in the topic wins."""
+def claim(receipt: Receipt, n: int, lease: str, generation: int, epoch: int, op: int, batch: str, job: str | None = None) -> bool:
+    """Fold a claim; true when it won. The first claim of an attempt in the topic wins. ``job``: all that it will ask for."""
     attempt = receipt.attempts.get(n)
     if attempt is None:
-        receipt.attempts[n] = Attempt(lease, generation, epoch, op, batch)
+        receipt.attempts[n] = Attempt(lease, generation, epoch, op, batch, job=job)
         return True
     if attempt.lease is not None:
         return False
     attempt.lease, attempt.generation, attempt.epoch, attempt.op, attempt.batch = lease, generation, epoch, op, batch
+    attempt.job = job
     return True
 
 
@@ -117,6 +118,13 @@ def expire(receipt: Receipt, n: int, lease: str) -> None:
     attempt = receipt.attempts.get(n)
     if attempt is not None and attempt.lease == lease:
         attempt.expired = True
+
+
+def job_started(receipt: Receipt, n: int, lease: str, job: str) -> None:
+    """Fold the start of a job; it counts only under the attempt's own lease, and the first one stays."""
+    attempt = receipt.attempts.get(n)
+    if attempt is not None and attempt.lease == lease and attempt.job is None:
+        attempt.job = job
 
 
 def complete(receipt: Receipt, n: int, epoch: int, value: str) -> bool:
@@ -156,7 +164,10 @@ def verdict(attempt: Attempt, repeat: Repeat | None) -> Verdict:
             return _RELEASED
         if out is None and not attempt.expired:
             return _LIVE
-        never = repeat is None or repeat is _NEVER or attempt.used_up
+        if attempt.used_up:
+            return Verdict.UNKNOWN
+        # Whoever comes next asks for the job that is known, and submits nothing: that is no second call.
+        never = attempt.job is None and (repeat is None or repeat is _NEVER)
         return Verdict.UNKNOWN if never else Verdict.AGAIN
     return _DEFINITE_VERDICTS[out]
 
@@ -259,6 +270,22 @@ def operation(receipt: Receipt, epoch: int, n: int) -> int:
     return op if doubtful else n
 
 
+def job_of(receipt: Receipt, epoch: int, op: int) -> str | None:
+    """The job that does the work of an operation: the next attempt asks for it instead of submitting anything again (P10).
+
+    A person's word that an attempt was unpaid ends the jobs known until then.
+    """
+    job = None
+    for _, attempt in sorted(receipt.attempts.items()):
+        if attempt.epoch == epoch and attempt.op == op:
+            job = None if attempt.out is Out.UNPAID else attempt.job or job
+    return job
+
+
+def _is_job_in_doubt(attempt: Attempt) -> bool:
+    return attempt.job is not None and attempt.out not in _DEFINITE and not attempt.released and not attempt.used_up
+
+
 def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need | None:
     """The attempt that the lane must claim, or ``None`` when nobody waits or somebody may be calling."""
     last, latest = stands
@@ -271,6 +298,8 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
     epoch = max(waiting_epochs(receipt, waiters, stands), default=None)
     if epoch is None:
         return None
+    # A job that was submitted for a later epoch serves all who wait: while it may still bring a value, nothing else is submitted.
+    epoch = max([epoch, *(attempt.epoch for attempt in receipt.attempts.values() if _is_job_in_doubt(attempt))])
     n = last + 1
     if not last:
         return Need(n, epoch, n, 0, "")

@@ -22,6 +22,7 @@ from schemas.events import (
     Event,
     Failed,
     Fault,
+    JobStarted,
     LeaseExpired,
     LeaseReleased,
     LeasesRenewed,
@@ -83,6 +84,8 @@ class _Turn:
     over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
 
+    #: Receipts that a row asked for on the lane of its last answer (B1).
+    continuing: set[str] = field(default_factory=set)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 
@@ -165,6 +168,8 @@ class ReceiptsEngine:
                 for member in event.members:
                     protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
+            case JobStarted():
+                protocol.job_started(turn.receipt(event.receipt), event.n, event.lease, event.job)
             case LeaseJudgedExpired():
                 expired = LeaseExpired(event.lease, event.members)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
@@ -190,11 +195,13 @@ class ReceiptsEngine:
         if not inline and turn.records.get(overflow_key, Waiter) is not None:
             return
         if receipt.repeat is None:
-            receipt.tool, receipt.run = event.tool, event.run
+            receipt.tool, receipt.run, receipt.bucket = event.tool, event.run, event.bucket
             if len(event.input) <= INLINE_BYTES_MAX:
                 receipt.input = event.input
             else:
                 turn.records.put(ASK + event.receipt.encode(), Ask(event.input))
+        if event.continues:
+            turn.continuing.add(event.receipt)
         waiter = protocol.waiter_of(receipt, event)
         if receipt.attempts:
             waiter.late = protocol.told(receipt, waiter, protocol.standing(receipt))[0] is not Told.WAITS
@@ -226,7 +233,8 @@ class ReceiptsEngine:
         won: list[ClaimedMember] = []
         for member in event.members:
             receipt = turn.receipt(member.receipt)
-            if protocol.claim(receipt, member.n, event.lease, event.generation, member.epoch, member.op, event.batch):
+            terms = (event.lease, event.generation, member.epoch, member.op, event.batch, event.job)
+            if protocol.claim(receipt, member.n, *terms):
                 won.append(member)
         if event.generation == turn.context.generation:
             turn.claims.append(event)
@@ -340,7 +348,8 @@ class ReceiptsEngine:
             if not wanted:
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
-            turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
+            continues = key in turn.continuing
+            turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need, receipt.bucket, continues))
 
     def _answer(self, turn: _Turn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
@@ -395,7 +404,7 @@ class ReceiptsEngine:
         return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
 
 
-_OF_ONE = (ToolRequested, AttemptEnded)
+_OF_ONE = (ToolRequested, AttemptEnded, JobStarted)
 _OF_MANY = (BatchClaimed, LeaseReleased, LeaseExpired)
 _OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}
 _FLAG_AFTER = {

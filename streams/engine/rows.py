@@ -43,7 +43,7 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine.cells import Program, call_of, cell_of, lane_partition, tasks_of
+from streams.engine.cells import Program, bucket_of, call_of, cell_of, lane_partition, standing_of, tasks_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
@@ -142,7 +142,7 @@ class RowsEngine:
         assert share.play is not None
         settled = sheet.status in (RowStatus.COMPLETED, RowStatus.SKIPPED)
         forced = share.force or share.force_tool_refresh
-        return settled and not forced and sheet.revision == share.play.revision and sheet.fields == row.fields
+        return settled and not forced and sheet.revision == standing_of(share.play) and sheet.fields == row.fields
 
     def _advance(self, turn: RowsTurn, run: str, share: RunShare, task: Task) -> None:
         """Compute the next columns of a row until one must be asked for, or the row is settled."""
@@ -187,7 +187,7 @@ class RowsEngine:
             # A value that came after the run's end is kept in the sheet; nothing more is asked for.
             self._settle(turn, run, share, task, _UNKNOWN)
             return
-        receipt = program.address(text)
+        receipt = program.receipt(text, run, task.row.key)
         task.cells[column.name] = Cell(_RUNNING, None, receipt, None, None, run)
         self._ask(turn, run, share, task, column, receipt, text)
 
@@ -227,6 +227,8 @@ class RowsEngine:
             text,
             mode,
             refresh,
+            "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
+            column.lane == turn.answered_lane,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
@@ -248,8 +250,11 @@ class RowsEngine:
             cell.status = _CACHED if mark is _CACHE else _CELL_COMPLETED
             cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
             cell.mark, cell.fault = mark, None
+            if mark is not _CACHE:
+                turn.answered_lane = share.play.columns[task.column].lane
             task.column += 1
             self._advance(turn, run, share, task)
+            turn.answered_lane = None
             return
         if self._asks_again(turn, run, share, task, mark, event):
             return
@@ -297,7 +302,7 @@ class RowsEngine:
             # The task goes on with its cells.
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         row = task.row
-        sheet = SheetRow(row.position, row.fields, cells, status, run, share.play.revision)
+        sheet = SheetRow(row.position, row.fields, cells, status, run, standing_of(share.play) or share.play.revision)
         turn.records.put(record_key(SHEET, dataset, row.key), sheet)
         turn.outbox.public.append(published(dataset, row.key, sheet, turn.context.now_ms))
         if status is not _UNKNOWN:
