@@ -31,10 +31,16 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 SecretReference = Annotated[str, StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 #: A path into JSON: ``result.items`` or ``result.items.0``; empty for the whole.
 Path = Annotated[str, StringConstraints(pattern=r"^$|^[^.\s]+(\.[^.\s]+)*$")]
+#: A path below the base URL with a place for a job's name: ``/v1/jobs/{job}``.
+JobPath = Annotated[str, StringConstraints(pattern=r"^/[^{}]*\{job\}[^{}]*$")]
 #: A name in the entry-point group ``paidonce.tools``, or ``package.module:function``.
 EntryPoint = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 ]
+
+#: Calls in flight where a provider's pace names no concurrency: batches, and all calls together (B9).
+BATCHES_MAX: Final = 4
+DIRECT_CALLS_MAX: Final = 50
 
 _http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
 _LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
@@ -82,8 +88,18 @@ class Pace(_Model):
 
     requests_per_second: float | None = Field(default=None, gt=0)
     burst: int = Field(default=1, ge=1)
-    #: Calls in flight at once, over all workers.
-    concurrency: int = Field(default=4, ge=1, le=1000)
+    #: Calls in flight at once, over all workers; absent: 4 batches, and as many calls for one as make 50 in all (B9).
+    concurrency: int | None = Field(default=None, ge=1, le=1000)
+
+    @property
+    def ceiling(self) -> int:
+        """Calls in flight at once, batches included."""
+        return self.concurrency or DIRECT_CALLS_MAX
+
+    @property
+    def batches(self) -> int:
+        """Batches in flight at once."""
+        return self.concurrency or BATCHES_MAX
 
 
 class BatchForm(_Model):
@@ -104,6 +120,39 @@ class BatchForm(_Model):
     result: Path = ""
     #: Field of a result that tells that this member failed.
     error_field: str = "error"
+
+
+class JobForm(_Model):
+    """A call that the provider takes as a job: submitted once, asked for until it ends, and then fetched (P10).
+
+    The submission is the call that is paid for; asking is free. ``{job}`` in a path stands for the job's name.
+    """
+
+    #: Path of the job's name in the answer to the submission.
+    id: Annotated[Path, StringConstraints(min_length=1)] = "id"
+    #: Asked with GET for the job's state.
+    poll_path: JobPath
+    interval_seconds: float = Field(default=2.0, gt=0, le=3600)
+    #: Path of the state in that answer.
+    state: Annotated[Path, StringConstraints(min_length=1)] = "status"
+    done: tuple[str, ...] = Field(default=("done",), min_length=1)
+    #: States in which the provider has given up and billed nothing.
+    failed: tuple[str, ...] = ("failed",)
+    #: States in which it still works; absent: all that are neither done nor failed.
+    pending: tuple[str, ...] = ()
+    #: Path of the provider's words about a failed job.
+    error: Path = "error"
+    #: Asked with GET for the result of a done job; absent: the answer that says *done* holds it, under the tool's ``result``.
+    fetch_path: JobPath | None = None
+    #: A job that has not ended by then is unknown; counted anew by whoever goes on asking after a restart.
+    deadline_seconds: float = Field(default=3600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _states_are_disjoint(self) -> Self:
+        states = [*self.done, *self.failed, *self.pending]
+        if twice := sorted({state for state in states if states.count(state) > 1}):
+            raise ValueError(f"job: each state means one thing; these stand twice: {', '.join(twice)}")
+        return self
 
 
 class Price(_Model):
@@ -148,6 +197,13 @@ class Tool(_Terms):
     #: Path of the output in the answer; empty for the whole answer.
     result: Path = ""
     batch: BatchForm | None = None
+    job: JobForm | None = None
+
+    @model_validator(mode="after")
+    def _job_is_of_one(self) -> Self:
+        if self.job is not None and self.batch is not None:
+            raise ValueError("a tool has a batch form or a job form, not both: a job is one request's")
+        return self
 
 
 class Provider(_Model):
@@ -158,6 +214,11 @@ class Provider(_Model):
     auth: Auth | None = None
     idempotency_header: str | None = "Idempotency-Key"
     request_id_header: str = "X-Request-Id"
+    #: Names of headers in which a provider wants to be told on whose behalf it is called (P1): the runs that ask, comma-separated;
+    #: the receipt, or the batch of receipts; the digest of the credentials' scope. Absent: not sent.
+    run_header: str | None = None
+    receipt_header: str | None = None
+    auth_scope_header: str | None = None
     pace: Pace = Pace()
     tools: dict[Name, Tool] = Field(min_length=1)
 

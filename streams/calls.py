@@ -31,6 +31,7 @@ from schemas.events import (
 from schemas.providers import Providers
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.engine.lanes import Departure
+from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms
 from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
@@ -73,9 +74,19 @@ class Flight:
     inputs: tuple[bytes, ...]
     #: Attempts that brought nothing so far, by receipt.
     tries: dict[str, int]
+    #: What the provider recognises each member's operation by (K5), in payload order, and the runs that asked first.
+    keys: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    #: The provider's job that does the work; known from the start where an earlier attempt submitted it (P10).
+    job: str | None = None
     #: It has its slot in the lane.
     counted: bool = False
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
+
+    @property
+    def is_batch(self) -> bool:
+        """It carries several members, or did when it was called first."""
+        return bool(self.batch)
 
 
 class Calls:
@@ -152,6 +163,9 @@ class Calls:
             batch=batch,
             inputs=tuple(inputs),
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
+            keys=tuple(map(operation_key, payload, receipts)),
+            runs=tuple(dict.fromkeys(receipt.run for receipt in receipts)),
+            job=None if batch else job_of(receipts[0], payload[0].epoch, payload[0].op),
         )
 
     def start(self, flight: Flight) -> None:
@@ -226,11 +240,10 @@ class Calls:
         if self._providers.tool(flight.tool) is None:
             fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
             return CallReport(tuple(Refused(fault) for _ in flight.payload))
-        keys = [address.provider_key(member.receipt, member.epoch, member.op) for member in flight.payload]
         batched = len(flight.payload) > 1
-        key = keys[0]
+        key = flight.keys[0]
         if batched:
-            key = address.batch_provider_key(flight.batch, keys, address.payload_digest(b"\n".join(flight.inputs)))
+            key = address.batch_provider_key(flight.batch, flight.keys, address.payload_digest(b"\n".join(flight.inputs)))
         if not await self._slot(flight):
             return None
         wait = flight.send_at - self._clock()
@@ -270,6 +283,13 @@ class Calls:
             end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, now, jitter)
             events.append(AttemptEnded(member.receipt, member.n, member.epoch, flight.lease, end))
         return events
+
+
+def operation_key(member: ClaimedMember, receipt: Receipt) -> str:
+    """What a provider recognises a member's operation by (K5): of a forced call, the demand that forced it goes into it."""
+    forced = 0 < member.epoch <= len(receipt.refreshes)
+    invocation = ("refresh", receipt.refreshes[member.epoch - 1]) if forced else None
+    return address.provider_key(member.receipt, member.epoch, member.op, invocation=invocation)
 
 
 def _payload(batch: Batch, members: tuple[ClaimedMember, ...]) -> tuple[ClaimedMember, ...]:

@@ -17,7 +17,7 @@ from functools import partial
 
 from schemas.commands import LeaseJudgedExpired
 from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, LeasesRenewed, Probed
-from schemas.providers import Providers
+from schemas.providers import Pace, Providers
 from streams.calls import Calls, Flight
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.lanes import Departure, Lane, LanePace, ToolForm
@@ -51,6 +51,11 @@ def forms_of(providers: Providers) -> dict[str, ToolForm]:
         for tool_name, tool in provider.tools.items()
         if tool.batch is not None
     }
+
+
+def pace_of(pace: Pace) -> LanePace:
+    """How fast a lane may call, by its provider's pace."""
+    return LanePace(pace.requests_per_second, pace.burst, pace.ceiling, pace.batches)
 
 
 @dataclass(slots=True)
@@ -184,7 +189,8 @@ class Dispatcher(Companion):
                     if lane is None:
                         lane = self._lane(owned, effect.lane, now)
                     not_before = now if wait_ms <= 0 else now + wait_ms / 1000
-                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, now, not_before)
+                    terms = (now, not_before, effect.bucket, effect.continues)
+                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, *terms)
                     moved.add(effect.lane)
                 case Unqueued():
                     if effect.lane in owned.lanes:
@@ -218,12 +224,7 @@ class Dispatcher(Companion):
         lane = owned.lanes.get(name)
         if lane is None:
             provider = self._providers.provider(name.partition("/")[2])
-            pace = (
-                LanePace()
-                if provider is None
-                else LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.concurrency)
-            )
-            lane = owned.lanes[name] = Lane(pace, self._forms, now)
+            lane = owned.lanes[name] = Lane(LanePace() if provider is None else pace_of(provider.pace), self._forms, now)
         return lane
 
     def _ours(self, owned: _Partition, lease: str) -> bool:
@@ -276,6 +277,7 @@ class Dispatcher(Companion):
             generation=owned.actor.generation,
             members=members,
             payload=flight.payload if flight.payload != members else (),
+            job=flight.job,
         )
         return flight
 
@@ -292,6 +294,7 @@ class Dispatcher(Companion):
             if kept:
                 self._say("receipt-claims", partition, LeaseReleased(flight.lease, kept))
             owned.lanes[flight.lane].claimed -= 1
+            owned.lanes[flight.lane].batches -= flight.is_batch
             return
         owned.lanes[flight.lane].took(grant_seconds=self._clock() - flight.claimed_at)
         self.calls.start(flight)
@@ -341,6 +344,7 @@ class Dispatcher(Companion):
 
     def _landed(self, owned: _Partition, flight: Flight) -> None:
         lane = owned.lanes[flight.lane]
+        lane.batches -= flight.is_batch
         if flight.counted:
             lane.in_flight = max(0, lane.in_flight - 1)
         else:

@@ -135,7 +135,7 @@ class HttpCaller:
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
             headers = _fixed_headers(provider_name, provider, secrets)
-            connections = Connections(headers=headers, connections_max=provider.pace.concurrency, tls=tls)
+            connections = Connections(headers=headers, connections_max=provider.pace.ceiling, tls=tls)
             self._connections.append(connections)
             for tool_name, form in provider.tools.items():
                 name = f"{provider_name}.{tool_name}"
