@@ -86,6 +86,13 @@ class Misrouted(Event, frozen=True):
     value: bytes
 
 
+class Parked(Event, frozen=True):
+    """A message was no event for the program of its day and went to ``dead-letters``; a later program may read it, a replay not."""
+
+    topic: str
+    offset: int
+
+
 Command = (
     RecoveryEnded
     | CountersDue
@@ -97,4 +104,5 @@ Command = (
     | RowsSealed
     | CancelRequested
     | Misrouted
+    | Parked
 )

@@ -70,6 +70,8 @@ class _Partition:
     pending: dict[str, Flight] = field(default_factory=dict)
     #: Receipts in those claims: what a turn says of them that has not folded the claim is old news.
     claimed: set[str] = field(default_factory=set)
+    #: Lanes that are about to be looked at.
+    departing: set[str] = field(default_factory=set)
     #: Granted calls that wait for room in their lane.
     waiting: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
     #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
@@ -263,6 +265,10 @@ class Dispatcher(Companion):
             delay = max(0.0, look_again - self._clock())
             owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
 
+    def _depart_soon(self, partition: int, owned: _Partition, name: str) -> None:
+        owned.departing.discard(name)
+        self._depart(partition, owned, name)
+
     def _claim(self, partition: int, owned: _Partition, lane: str, departure: Departure) -> Flight:
         members = tuple(ClaimedMember(entry.receipt, entry.need.n, entry.need.epoch, entry.need.op) for entry in departure.entries)
         lease = uuid.uuid4().hex
@@ -340,7 +346,10 @@ class Dispatcher(Companion):
             owned.lanes[flight.lane].pause(self._clock() + pause_seconds)
         if owned.actor is flight.actor:
             self._landed(owned, flight)
-        self._depart(flight.partition, owned, flight.lane)
+        # Calls end in flocks, as their outcomes are acknowledged together: one look at the lane is enough for all of them.
+        if flight.lane not in owned.departing:
+            owned.departing.add(flight.lane)
+            asyncio.get_running_loop().call_soon(self._depart_soon, flight.partition, owned, flight.lane)
 
     def _landed(self, owned: _Partition, flight: Flight) -> None:
         lane = owned.lanes[flight.lane]

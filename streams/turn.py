@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from schemas import envelope
-from schemas.commands import Command, RecoveryEnded
+from schemas.commands import Command, Parked, RecoveryEnded
 from schemas.events import Event
 from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
@@ -46,7 +46,8 @@ class AgentSpec:
     table: str
     topics: tuple[str, ...]
     engine: Engine
-    #: Events of a message of a public topic, which its shell judges; ``None`` where all topics carry envelopes.
+    #: The one event that a message of a public topic means, which its shell judges; ``None`` where all topics carry envelopes. One,
+    #: so that a replay knows which judgement belongs to which message.
     judge: Callable[[Delivery, int], Iterable[Event]] | None = None
     public_topics: tuple[str, ...] = ()
     #: After a turn of ``gather_events``, how long messages gather for the next: a transaction costs the same for one event and for
@@ -231,6 +232,7 @@ class Actor:
             except envelope.EnvelopeError as error:
                 log.error("parked %s/%d@%d: %s", delivery.topic, self.partition, delivery.offset, error)
                 dead.append(self._dead_letter(delivery, error, now_ms))
+                judged.append(_encoder.encode(Parked(delivery.topic, delivery.offset)))
                 continue
             if delivery.topic in self.spec.public_topics:
                 judged.extend(_encoder.encode(event) for event in found)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from streams.cli import broker, demo, dev, doctor, run, topics, worker
+from streams.cli import broker, demo, dev, doctor, replay, run, topics, worker
 from streams.cli.options import GLOBAL_OPTIONS, Options
 from streams.cli.terminal import say
 from streams.errors import PaidonceError
@@ -35,6 +35,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(run.app, name="run")
 app.command()(worker.worker)
 app.command()(doctor.doctor)
+app.command()(replay.replay)
 app.command()(dev.dev)
 app.command()(demo.demo)
 

@@ -29,7 +29,8 @@ from schemas.states import Attempt, Flag, Out, Receipt, Waiter
 
 _DEFINITE = frozenset((Out.FAILED, Out.RETRY, Out.UNPAID, Out.VALUE))
 # Reading a member off its enum costs a fifth of a microsecond in Python 3.11; these are read some thirty times a row.
-_AMBIGUOUS, _VALUE, _DONE, _WITHDRAWN, _NEVER = Out.AMBIGUOUS, Out.VALUE, Flag.DONE, Flag.WITHDRAWN, Repeat.NEVER
+_AMBIGUOUS, _VALUE, _DONE, _WITHDRAWN = Out.AMBIGUOUS, Out.VALUE, Flag.DONE, Flag.WITHDRAWN
+_NEVER, _WITH_KEY = Repeat.NEVER, Repeat.WITH_KEY
 
 
 class Verdict(enum.Enum):
@@ -214,9 +215,10 @@ def told(receipt: Receipt, waiter: Waiter, stands: Standing) -> tuple[Told, int]
     n, latest = stands
     if not n:
         return _WAITS
-    wanted = waiter.outcome_epoch
+    wanted = waiter.value_epoch
     if latest is _LIVE and receipt.attempts[n].epoch >= wanted:
         return _WAITS
+    doubtful = in_doubt(receipt, wanted)
     unknown = failed = 0
     for number, attempt in receipt.attempts.items():
         if attempt.lease is None or attempt.epoch < wanted:
@@ -225,12 +227,41 @@ def told(receipt: Receipt, waiter: Waiter, stands: Standing) -> tuple[Told, int]
         if how is Verdict.UNKNOWN:
             unknown = max(unknown, number)
         elif how is Verdict.FAILED:
-            failed = max(failed, number)
+            if doubtful and number > doubtful and same_operation(attempt, receipt.attempts[doubtful]):
+                unknown = max(unknown, number)
+            if attempt.epoch >= waiter.outcome_epoch:
+                failed = max(failed, number)
     if unknown:
         return Told.UNKNOWN, unknown
-    if failed:
+    if failed and not doubtful:
         return Told.FAILED, failed
     return _WAITS
+
+
+def in_doubt(receipt: Receipt, epoch: int) -> int:
+    """The newest attempt of this epoch or a later one that may have been billed and is to be repeated under its key; 0 for none.
+
+    Only where the provider honours keys. As long as there is one, no refusal counts, and no new epoch is opened for a waiter that
+    would take its value: the new key would be a second operation, and paid again.
+    """
+    if receipt.repeat is not _WITH_KEY:
+        return 0
+    return max(
+        (
+            n
+            for n, attempt in receipt.attempts.items()
+            if attempt.lease is not None
+            and attempt.epoch >= epoch
+            and not attempt.released
+            and (attempt.out is None or attempt.out is _AMBIGUOUS)
+        ),
+        default=0,
+    )
+
+
+def same_operation(one: Attempt, other: Attempt) -> bool:
+    """Both attempts go under one provider key."""
+    return (one.epoch, one.op) == (other.epoch, other.op)
 
 
 _WAITS = (_WAITING, 0)
@@ -249,9 +280,9 @@ def undisturbed(receipt: Receipt, stands: Standing) -> bool:
     return stands.verdict is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
 
 
-def waiting_epochs(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[int]:
-    """The outcome epochs of those that wait."""
-    return [waiter.outcome_epoch for waiter in waiters if stays(waiter) and told(receipt, waiter, stands)[0] is _WAITING]
+def waiting(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[Waiter]:
+    """Those that wait."""
+    return [waiter for waiter in waiters if stays(waiter) and told(receipt, waiter, stands)[0] is _WAITING]
 
 
 def operation(receipt: Receipt, epoch: int, n: int) -> int:
@@ -295,12 +326,14 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
         # Nothing was claimed and nothing is known, so all who stay wait.
         epoch = max([waiter.outcome_epoch for waiter in waiters if stays(waiter)], default=None)
         return None if epoch is None else Need(1, epoch, 1, 0, "")
-    epoch = max(waiting_epochs(receipt, waiters, stands), default=None)
-    if epoch is None:
+    those = waiting(receipt, waiters, stands)
+    if not those:
         return None
     # A job that was submitted for a later epoch serves all who wait: while it may still bring a value, nothing else is submitted.
     epoch = max([epoch, *(attempt.epoch for attempt in receipt.attempts.values() if _is_job_in_doubt(attempt))])
     n = last + 1
+    doubtful = in_doubt(receipt, max(waiter.value_epoch for waiter in those))
+    epoch = receipt.attempts[doubtful].epoch if doubtful else max(waiter.outcome_epoch for waiter in those)
     if not last:
         return Need(n, epoch, n, 0, "")
     op = operation(receipt, epoch, n)
@@ -314,10 +347,10 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
 
 
 def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter], stands: Standing) -> bool:
-    """Attempt ``n`` may be called for: it is the latest, it is live, and somebody waits for its epoch."""
+    """Attempt ``n`` may be called for: it is the latest, it is live, and somebody who waits would take its value."""
     if n != stands.n or stands.verdict is not _LIVE:
         return False
     if undisturbed(receipt, stands):
         return any(map(stays, waiters))
     epoch = receipt.attempts[n].epoch
-    return any(wanted <= epoch for wanted in waiting_epochs(receipt, waiters, stands))
+    return any(waiter.value_epoch <= epoch for waiter in waiting(receipt, waiters, stands))

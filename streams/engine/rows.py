@@ -87,7 +87,8 @@ class RowsEngine:
                 share = turn.share(event.run)
                 share.org, share.play = event.org, event.play
                 share.force, share.force_tool_refresh = event.force, event.force_tool_refresh
-                share.dirty = True
+                # Its first counters wait as long as all others: so early they say nothing, and the first rows are in a hurry.
+                share.dirty, share.published_ms = True, turn.context.now_ms
             case RunCancelled():
                 self._cancel(turn, event.run)
             case RunClosing():

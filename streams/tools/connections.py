@@ -1,4 +1,4 @@
-"""The connections to one provider: an httpx transport on aiohttp's pool, with our rules for what is resent and believed.
+"""The connections to one provider: aiohttp's pool, with our rules for what is resent and believed.
 
 Only here is a failure of either library judged: before anything was sent, or perhaps after. Nothing is logged, followed,
 remembered (cookies) or sent a second time.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 import httpx
+import yarl
 
 from streams.errors import PaidonceError
 from streams.tools.dialing import Dialing
@@ -95,24 +96,39 @@ def _name(error: BaseException) -> str:
     return type(error).__name__
 
 
-class _Body(httpx.AsyncByteStream):
+class Reply:
+    """An answer whose body is still to be read, and which is then to be closed."""
+
+    __slots__ = ("_response", "raw_headers", "status_code")
+
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
+        self.status_code = response.status
+        self.raw_headers = response.raw_headers
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return aiter(self._response.content.iter_any())
+    @property
+    def is_success(self) -> bool:
+        """The status is of the class 2xx."""
+        return self.status_code // 100 == 2
 
-    async def aclose(self) -> None:
-        # A connection whose body was read to its end is back in the pool by now; any other one is closed.
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, undecoded."""
+        content = self._response.content
+        while piece := await content.readany():
+            yield piece
+
+    def close(self) -> None:
+        """Give the connection back where the body was read to its end, else end it."""
         self._response.close()
 
 
-class Connections(httpx.AsyncBaseTransport):
+class Connections:
     """The connections to one provider; opened when first needed, in the loop that is running then.
 
-    httpx's own pool makes a tenth of the calls a second. The package httpx_aiohttp (0.2) has this same pool; but it reports a
-    server that hung up after the request as httpx.ConnectTimeout, as if nothing had been sent, and it fails on a reason phrase
-    that is not UTF-8, when all is paid. httpx's client is left out because it logs every URL.
+    aiohttp's, for httpx's own pool makes a tenth of the calls a second. The package httpx_aiohttp (0.2) has this same pool; but it
+    reports a server that hung up after the request as httpx.ConnectTimeout, as if nothing had been sent, and it fails on a reason
+    phrase that is not UTF-8, when all is paid. httpx's client is left out because it logs every URL, and its request and response
+    because they take a tenth of a call's time.
     """
 
     def __init__(
@@ -127,33 +143,31 @@ class Connections(httpx.AsyncBaseTransport):
 
     async def send(
         self, method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], body: bytes, connect_seconds: float
-    ) -> httpx.Response:
+    ) -> Reply:
         """Send one request, ``headers`` beside the fixed ones. The answer's body is still to be read, and it to be closed.
 
         Raises ``NothingSent``, ``AnswerLost`` or, with ``dialing``, ``UnsafeAddress``. The total time is the caller's to limit,
         by cancelling.
         """
-        # Given as a stream, a body comes without httpx's own headers: they take 30 µs, and aiohttp makes them too.
-        extensions = {"timeout": {"connect": connect_seconds}}
-        request = httpx.Request(method, url, headers=headers, stream=httpx.ByteStream(body), extensions=extensions)
-        request.read()
-        return await self.handle_async_request(request)
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See ``send``; the request's content must have been read."""
         session = self._session
         if session is None:
             session = self._session = self._opened()
-        response = await session.request(
-            request.method,
-            str(request.url),
-            headers=[(name.decode("ascii"), value.decode("ascii")) for name, value in request.headers.raw],
-            data=request.content or None,
-            allow_redirects=False,
-            auto_decompress=False,
-            timeout=_timeout(request.extensions["timeout"]["connect"]),
-        )
-        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+        # aiohttp sends a GET or PUT again when a kept connection breaks, above its middlewares, and never a POST.
+        middlewares = () if method == "POST" else (_judge,)
+        try:
+            response = await session.request(
+                method,
+                _address(str(url)),
+                headers=[(name.decode("ascii"), value.decode("ascii")) for name, value in headers],
+                data=body or None,
+                allow_redirects=False,
+                auto_decompress=False,
+                timeout=_timeout(connect_seconds),
+                middlewares=middlewares,
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise AnswerLost(_name(error)) from error
+        return Reply(response)
 
     def _opened(self) -> aiohttp.ClientSession:
         dialing = self._dialing
@@ -168,7 +182,6 @@ class Connections(httpx.AsyncBaseTransport):
             connector=connector,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            middlewares=(_judge,),
             trust_env=False,
         )
 
@@ -183,12 +196,17 @@ def _timeout(connect_seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(connect=connect_seconds)
 
 
-def header_values(response: httpx.Response, name: bytes) -> list[str]:
-    """The values of a header, ``name`` in lower case, one by one. Not by httpx, which first tries encodings on all."""
-    return [value.decode("latin-1") for key, value in response.headers.raw if key.lower() == name]
+@functools.lru_cache(maxsize=256)
+def _address(url: str) -> yarl.URL:
+    return yarl.URL(url)
 
 
-async def read_body(response: httpx.Response, bytes_max: int) -> bytes:
+def header_values(response: Reply, name: bytes) -> list[str]:
+    """The values of a header, ``name`` in lower case, one by one."""
+    return [value.decode("latin-1") for key, value in response.raw_headers if key.lower() == name]
+
+
+async def read_body(response: Reply, bytes_max: int) -> bytes:
     """The whole body, decoded, of at most ``bytes_max`` bytes; raises ``BadAnswer`` or ``AnswerLost``."""
     body, whole = await _read(response, bytes_max)
     if not whole:
@@ -196,19 +214,18 @@ async def read_body(response: httpx.Response, bytes_max: int) -> bytes:
     return body
 
 
-async def read_beginning(response: httpx.Response, bytes_max: int) -> bytes:
+async def read_beginning(response: Reply, bytes_max: int) -> bytes:
     """The first ``bytes_max`` bytes of the body, decoded; raises ``BadAnswer`` or ``AnswerLost``."""
     body, _ = await _read(response, bytes_max)
     return body
 
 
-async def _read(response: httpx.Response, bytes_max: int) -> tuple[bytes, bool]:
+async def _read(response: Reply, bytes_max: int) -> tuple[bytes, bool]:
     """At most ``bytes_max`` bytes, and whether that is all. No more is ever held, however small a body was packed (case_G3)."""
     opener = _opener(header_values(response, b"content-encoding"))
     body = bytearray()  # a list of pieces would take many times their size, where a server sends them byte by byte
-    assert isinstance(response.stream, httpx.AsyncByteStream)
     try:
-        async for piece in response.stream:
+        async for piece in response.pieces():
             body += piece if opener is None else opener.feed(piece, bytes_max + 1 - len(body))
             if len(body) > bytes_max:
                 return bytes(body[:bytes_max]), False

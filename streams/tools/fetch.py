@@ -28,6 +28,7 @@ from streams.tools.connections import (
     BadAnswer,
     Connections,
     NothingSent,
+    Reply,
     header_values,
     read_beginning,
 )
@@ -221,10 +222,10 @@ class FetchCaller:
                     body = await read_beginning(response, self._settings.body_bytes_max + 1)
             if len(body) > self._settings.body_bytes_max:
                 raise Unfit("too_large", f"the body has more than {self._settings.body_bytes_max:,} bytes (fetch.body_bytes_max)")
-            kept = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers.raw]
+            kept = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers]
             return Page(status, str(trip.url), kept, body)
         finally:
-            await response.aclose()
+            response.close()
 
     def _follow(self, trip: Trip, status: int, location: str) -> None:
         """Turn to where an answer leads; raises ``Unfit`` where that may not be asked."""
@@ -264,7 +265,7 @@ async def _within(phase: str, seconds: float) -> AsyncIterator[None]:
         raise _Late(f"{phase}: not done within {seconds:g} s") from error
 
 
-def _later(response: httpx.Response, safe: bool, now: float) -> NotDone | None:
+def _later(response: Reply, safe: bool, now: float) -> NotDone | None:
     """What to do about an answer that only says that the server cannot answer now."""
     status = response.status_code
     waits = [] if response.is_success else header_values(response, b"retry-after")

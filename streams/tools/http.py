@@ -235,7 +235,7 @@ class HttpCaller:
                     answer.body = await read_beginning(response, TEXT_BYTES_MAX)
         finally:
             # With the connection, unless the body was read to its end.
-            await response.aclose()
+            response.close()
 
     def _told(self, tool: _Tool, where: str, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutcome, ...]:
         """The outcomes with faults for people: tool and place, then the provider's own words, cut and without secrets."""

@@ -312,7 +312,14 @@ def test_a_setting_that_nobody_knows_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run", "submit"], ["run", "nosuch"], ["--nosuch"], ["run", "export", "r", "--to", "x.xlsx"]],
+    [
+        ["run", "submit"],
+        ["run", "nosuch"],
+        ["--nosuch"],
+        ["run", "export", "r", "--to", "x.xlsx"],
+        ["replay", "--until", "yesterday"],
+        ["replay", "--strict"],
+    ],
 )
 def test_wrong_usage_is_one_line_and_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2

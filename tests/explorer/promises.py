@@ -12,6 +12,7 @@ from schemas.events import (
     AttemptEnded,
     BatchClaimed,
     CallWithdrawn,
+    Failed,
     LeaseExpired,
     LeaseReleased,
     Mode,
@@ -85,8 +86,9 @@ def answered(world: World, answers: Iterable[tuple[str, str, int]], scenario: Sc
         if answer == "unknown":
             if n not in (m for m, _ in world.granted):
                 return f"{call} is told unknown of attempt {n}, which was never granted"
-            # Where failed must mean not billed, a refusal that leaves an earlier call in doubt is unknown.
-            if scenario.repeat is not Repeat.NEVER and scenario.tries_max > 3 and "failures" not in scenario.also:
+            # A refusal that leaves an earlier call under the same key in doubt is unknown: failed means not billed.
+            refused = scenario.repeat is Repeat.WITH_KEY and _refused(world, n)
+            if scenario.repeat is not Repeat.NEVER and scenario.tries_max > 3 and not refused:
                 return f"{call} is told unknown although the tool may be repeated"
         if call in _withdrawn(world.requests[: world.read.requests]):
             return f"{call} is told {answer} although it was withdrawn"
@@ -199,6 +201,12 @@ def _wanted(requests: tuple[int, ...]) -> bool:
 
 def _withdrawn(requests: tuple[int, ...]) -> set[str]:
     return {event.call for event in _events(requests) if isinstance(event, CallWithdrawn)}
+
+
+def _refused(world: World, n: int) -> bool:
+    """Attempt ``n`` was refused."""
+    ends = [event for event in _events(world.completions) if isinstance(event, AttemptEnded)]
+    return any(event.n == n and isinstance(event.outcome, Failed) for event in ends)
 
 
 def _events(numbers: tuple[int, ...]) -> list[object]:

@@ -62,7 +62,7 @@ class Turns:
         reader.data.update(TABLES[table])
         records, outbox = WorkingSet(reader), Outbox()
         self._engine.turn(records, [EVENTS[number] for number in events], outbox, Context(0, 1, generation, 0))
-        for name, value in records.changes():
+        for name, value in (records.changes() | records.local_changes()).items():
             if value is None:
                 reader.data.pop(name, None)
             else:

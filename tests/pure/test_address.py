@@ -498,3 +498,12 @@ def test_spread_is_even() -> None:
 def test_there_is_at_least_one_partition(route: Any) -> None:
     with pytest.raises(Unaddressable, match=r"^partitions: 0"):
         route("key", 0)
+
+
+@given(st.text(st.sampled_from("0123456789abcdefZ"), min_size=1, max_size=40), st.integers(0, 9), st.integers(1, 2**70))
+def test_K5_K7_names_written_out_for_speed_are_those_of_the_canonical_text(receipt: str, epoch: int, op: int) -> None:
+    def digest(fields: list[object]) -> str:
+        return hashlib.blake2b(canonical(fields), digest_size=20).hexdigest()
+
+    assert provider_key(receipt, epoch, op) == digest(["provider", receipt, epoch, op, None, None])
+    assert request_id(receipt) == digest(["request", receipt])

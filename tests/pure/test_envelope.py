@@ -372,6 +372,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "RowsSealed": commands.RowsSealed("run-1", 502),
     "CancelRequested": commands.CancelRequested("run-1", "ann"),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
+    "Parked": commands.Parked("run-requests", 9),
 }
 
 #: By record prefix as well, since that is how a table knows what it holds.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.events import AttemptEnded, BatchClaimed, Event, Mode, Repeat, Value
-from schemas.states import Flag, Receipt
+from schemas.states import RECEIPT, Flag, Receipt, record_key
 from streams.engine import protocol
+from streams.engine.digest import state_of
 from streams.engine.protocol import Told, Verdict
 from tests.support import given as g
 
@@ -48,14 +48,9 @@ completions = st.one_of(
 topics = st.tuples(st.lists(requests, max_size=5), st.lists(claims, max_size=5), st.lists(completions, max_size=4))
 
 
-def digest(receipt: Receipt) -> Any:
-    """The record without what is no part of the protocol's state: told flags, marks, and whose waiter went with its value."""
-    plain = msgspec.to_builtins(receipt)
-    known = {}
-    for call, waiter in receipt.waiters.items():
-        known[call] = (waiter.value_epoch, waiter.outcome_epoch, waiter.flag is Flag.WITHDRAWN)
-    attempts = {n: msgspec.to_builtins(attempt) for n, attempt in sorted(receipt.attempts.items())}
-    return known, receipt.refreshes, attempts, receipt.current, sorted(receipt.aside), plain[6:7]
+def digest(receipt: Receipt) -> bytes:
+    """The record without what is no part of the protocol's state: told flags and marks."""
+    return state_of(record_key(RECEIPT, g.R), msgspec.msgpack.encode(receipt))
 
 
 def fold(events: list[Event], turns: list[int] | None = None) -> Receipt:

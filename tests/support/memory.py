@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from schemas.events import Event
 from streams.engine.port import Context, Engine, Outbox
@@ -28,6 +29,27 @@ class DictReader:
         for key in sorted(self.data):
             if key.startswith(prefix) and (after is None or key > after):
                 yield key, self.data[key]
+
+
+class DictStore(DictReader):
+    """A store that can be written, too."""
+
+    def write(
+        self,
+        changes: Mapping[bytes, bytes | None],
+        local_changes: Mapping[bytes, bytes | None] = MappingProxyType({}),
+        *,
+        changelog_offset: int,
+    ) -> None:
+        """Apply changes."""
+        for key, value in (*changes.items(), *local_changes.items()):
+            if value is None:
+                self.data.pop(key, None)
+            else:
+                self.data[key] = value
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class Table:

@@ -1,0 +1,351 @@
+"""Folding again: a real actor folds and journals, and from its journal alone the same records come about, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas import envelope
+from schemas.commands import AnswersDue, CancelRequested, Parked, ProgressDue, RecoveryEnded, RowsSealed
+from schemas.events import CallCounts, Event, RowCounts, RowsCounted
+from schemas.providers import Providers
+from schemas.states import OPEN, TURN_KEY, Segment, TurnRecord
+from streams.agents.receipts import receipts_agent
+from streams.agents.rows import rows_agent
+from streams.agents.runs import runs_agent
+from streams.engine.digest import digests_of
+from streams.errors import StateError, UsageError
+from streams.inbox import Delivery, Inbox
+from streams.refold import TABLES, Refold, Source, events_of
+from streams.replay import compare
+from streams.turn import Actor, AgentSpec, TurnNames
+from streams.until import EVERYTHING, Cut, UntilOffset, UntilTime, UntilTurn, parse_until
+from tests.pure import test_protocol_laws as laws
+from tests.support import given as g
+from tests.support.memory import DictStore
+
+NAMES = TurnNames("app", "owner", 4)
+PUBLIC = TABLES["runs"].public_topics
+encode = msgspec.msgpack.encode
+
+
+@dataclass
+class Broker:
+    """What one actor published, in the place of its producers."""
+
+    journal: list[TurnRecord] = field(default_factory=list)
+    changelog: dict[bytes, bytes] = field(default_factory=dict)
+
+    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], list[range]]:
+        """Take what a turn publishes."""
+        placed = {}
+        for topic, partition, records in messages:
+            placed[topic, partition] = [range(at_ms, at_ms + 1)]
+            for key, value, *_ in records:
+                if topic == "turns":
+                    self.journal.append(msgspec.msgpack.decode(value, type=TurnRecord))
+                elif topic.endswith("-changelog"):
+                    self.changelog.pop(key, None) if value is None else self.changelog.update({key: value})
+        return placed
+
+    async def stop(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass
+class Line:
+    """One partition with its topics: messages are put in, owners fold them, each turn is journalled."""
+
+    spec: AgentSpec
+    store: DictStore = field(default_factory=DictStore)
+    broker: Broker = field(default_factory=Broker)
+    topics: dict[str, list[Delivery]] = field(default_factory=dict)
+
+    def put(self, topic: str, value: bytes | None, *, gap: int = 0, headers: Sequence[tuple[str, bytes]] = ()) -> Delivery:
+        """Append a message; a ``gap`` is where a transaction left its marker."""
+        stored = self.topics.setdefault(topic, [])
+        delivery = Delivery(topic, (stored[-1].offset + 1 if stored else 0) + gap, None, value, headers)
+        stored.append(delivery)
+        return delivery
+
+    def put_events(self, topic: str, *events: Event, gap: int = 0) -> Delivery:
+        """Append one envelope."""
+        return self.put(topic, envelope.encode(events), gap=gap, headers=envelope.headers_of(topic))
+
+    async def owner(self, *turns: tuple[Sequence[Event], Sequence[Delivery]]) -> None:
+        """A new owner of the partition: it takes stock, then takes turns of these commands and messages."""
+        inbox = Inbox(self.spec.topics, bytes_max=1, turn_bytes_max=1)
+        quiet: Any = lambda *_: None  # noqa: E731 - both callbacks do nothing
+        producers: Any = self.broker
+        store: Any = self.store
+        actor = Actor(self.spec, 0, NAMES, store, producers, inbox, on_effects=quiet, on_failure=quiet)
+        await actor.turn([RecoveryEnded()], [])
+        for commands, deliveries in turns:
+            order = {topic: place for place, topic in enumerate(self.spec.topics)}
+            await actor.turn(commands, sorted(deliveries, key=lambda delivery: (order[delivery.topic], delivery.offset)))
+        await actor.stop()
+
+    def sources(self, record: TurnRecord) -> list[Source]:
+        """The messages of a turn's segments."""
+        return [
+            Source(segment.topic, delivery.offset, delivery.value, delivery.headers)
+            for segment in record.segments
+            for delivery in self.topics[segment.topic]
+            if segment.first <= delivery.offset <= segment.last
+        ]
+
+    def refolded(self, *, cached_records: int = 50) -> Refold:
+        """The journal folded again."""
+        store: Any = DictStore()
+        fold = Refold(self.spec.table, 0, NAMES.partitions, store, cached_records=cached_records)
+        for record in self.broker.journal:
+            fold.turn(record, self.sources(record))
+        return fold
+
+    def check(self) -> None:
+        """Live records, the changelog's and a replay's are the same bytes."""
+        live = {key: value for key, value in self.store.data.items() if key != TURN_KEY}
+        assert self.broker.journal
+        for cached in (1, 50):
+            fold: Any = self.refolded(cached_records=cached)
+            assert fold.store.data == live
+            assert fold.events == sum(len(events_of(r, self.sources(r), PUBLIC, "")) for r in self.broker.journal)
+            digests = digests_of(sorted(fold.store.data.items()))
+            assert digests == digests_of(sorted(self.store.data.items())) == digests_of(sorted(self.broker.changelog.items()))
+        # Else recovery would not make them again.
+        assert not any(key.startswith(OPEN) for key in self.broker.changelog)
+
+
+async def run(line: Line, turns: Sequence[tuple[Sequence[Event], Sequence[Delivery]]], owners: Sequence[int]) -> None:
+    """Share the turns among owners, one after the other."""
+    start = 0
+    for end in (*sorted(owners), len(turns)):
+        await line.owner(*turns[start:end])
+        start = max(start, end)
+
+
+@settings(max_examples=40)
+@given(laws.topics, st.data())
+def test_N6_V1_receipts_folded_again_from_the_journal_are_the_same_bytes(
+    queues: tuple[list[Event], ...], data: st.DataObject
+) -> None:
+    """N6, V1: however messages were cut into turns, and whoever owned the partition meanwhile."""
+    line = Line(receipts_agent())
+    names = ("tool-requests", "receipt-claims", "receipt-completions")
+    waiting = {
+        topic: [line.put_events(topic, event, gap=data.draw(st.integers(0, 2))) for event in queue]
+        for topic, queue in zip(names, queues, strict=True)
+    }
+    turns: list[tuple[list[Event], list[Delivery]]] = []
+    while any(waiting.values()):
+        taken = [waiting[topic].pop(0) for topic in names for _ in range(data.draw(st.integers(0, 2))) if waiting[topic]]
+        turns.append(([AnswersDue(g.R, "")] if data.draw(st.booleans()) else [], taken))
+    owners = data.draw(st.lists(st.integers(0, len(turns)), max_size=2))
+    asyncio.run(run(line, [turn for turn in turns if turn[1]], owners))
+    line.check()
+
+
+def request(kind: str, run: str = "run-0", **fields: Any) -> bytes:
+    return json.dumps({"type": kind, "run": run, **fields}).encode()
+
+
+NO_EVENTS = (b"no json", request("no_such_type"), b"[]", None, request("run_cancelled", run=""))
+REQUESTS = (
+    request("run_requested", play={"name": "p", "columns": [{"name": "c", "tool": "a.b", "input": {}}]}),
+    request("rows_appended", first=0, rows=[{"x": 1}]),
+    request("rows_sealed", total=1),
+    request("run_cancelled"),
+    request("rows_sealed", total="many"),
+    *NO_EVENTS,
+)
+counted = st.builds(
+    lambda n, sequence: RowsCounted("run-0", n, sequence, RowCounts(seen=1), CallCounts()), st.integers(0, 3), st.integers(0, 5)
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([RecoveryEnded(), ProgressDue("run-0")]), max_size=1),
+            st.lists(st.sampled_from(REQUESTS), max_size=2),
+            st.lists(counted, max_size=2),
+            st.lists(st.sampled_from(REQUESTS), max_size=3),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_N6_judgements_are_folded_where_their_messages_stood_and_what_was_parked_is_not(turns: list[Any]) -> None:
+    """Between commands, the operations, the counters and the requests of a turn; none of them is judged again."""
+    line = Line(runs_agent(Providers(), NAMES.partitions, partition_check=False))
+    journalled: list[tuple[list[Event], list[Delivery]]] = []
+    for commands, operations, counters, requests in turns:
+        deliveries = [line.put("operations", value) for value in operations]
+        deliveries += [line.put_events("row-progress", event) for event in counters]
+        deliveries += [line.put("run-requests", value) for value in requests]
+        journalled.append((commands, deliveries))
+    asyncio.run(run(line, journalled, [1]))
+    line.check()
+    for record in line.broker.journal:
+        parked = [event for event in map(decoded, record.judged) if isinstance(event, Parked)]
+        values = {(source.topic, source.offset): source.value for source in line.sources(record)}
+        assert all(values[event.topic, event.offset] in NO_EVENTS for event in parked)
+
+
+def decoded(raw: bytes) -> Event:
+    from streams.turn import decode_judged
+
+    return decode_judged(raw)
+
+
+# --- what the journal of a turn means -----------------------------------------------------------------------
+
+
+def turn(number: int, *judged: Event, generation: int = 1, segments: tuple[Segment, ...] = ()) -> TurnRecord:
+    return TurnRecord(number, generation, judged=tuple(map(encode, judged)), segments=segments)
+
+
+def source(topic: str, offset: int, *events: Event) -> Source:
+    return Source(topic, offset, envelope.encode(events), envelope.headers_of(topic))
+
+
+def test_N6_events_stand_in_the_order_in_which_they_were_folded() -> None:
+    cancel, sealed, count = CancelRequested("r"), RowsSealed("r", 1), RowsCounted("r", 0, 0, RowCounts(), CallCounts())
+    record = turn(1, ProgressDue("r"), Parked("operations", 3), cancel, Parked("row-progress", 8), sealed)
+    sources = [
+        Source("operations", 3, b"?", ()),
+        Source("operations", 4, b"{}", ()),
+        source("row-progress", 7, count),
+        Source("row-progress", 8, b"?", ()),
+        Source("run-requests", 9, b"{}", ()),
+    ]
+    assert events_of(record, sources, PUBLIC, "") == [ProgressDue("r"), cancel, count, sealed]
+
+
+def test_N6_a_turn_whose_messages_and_judgements_do_not_fit_together_is_refused_by_name() -> None:
+    with pytest.raises(StateError, match="runs/0@4: 0 judgements for 1 messages of public topics"):
+        events_of(turn(4), [Source("operations", 3, b"{}", ())], PUBLIC, "runs/0@4")
+    with pytest.raises(StateError, match=r"rows/0@4 folded a message that cannot be read, at offset 1,003: row-work"):
+        events_of(turn(4), [Source("row-work", 1003, b"{}", ())], frozenset(), "rows/0@4")
+    with pytest.raises(StateError, match="a judgement in the turn record cannot be read"):
+        events_of(TurnRecord(4, judged=(b"\xc1",)), [], PUBLIC, "runs/0@4")
+
+
+@pytest.mark.parametrize("record", [turn(1), turn(3), turn(2, generation=0)])
+def test_N6_a_turn_that_does_not_come_next_is_refused(record: TurnRecord) -> None:
+    store: Any = DictStore()
+    fold = Refold("receipts", 0, 4, store)
+    fold.turn(turn(1), [])
+    with pytest.raises(StateError, match=rf"receipts/0@{record.turn}, of generation .* behind turn 1 of generation 1"):
+        fold.turn(record, [])
+
+
+def test_N6_what_differs_is_counted_and_the_first_few_are_named() -> None:
+    mine, theirs = DictStore(), DictStore()
+    mine.data = {b"v%d" % n: b"x" for n in range(8)}
+    theirs.data = {**dict.fromkeys(mine.data, b"y"), b"v8": b"x"}
+    del theirs.data[b"v0"]
+    one: Any = mine
+    other: Any = theirs
+    found = compare(one, other, named_max=3)
+    assert (found.differing, found.told_differing) == (9, 0)
+    assert found.named == ("StoredValue 0: missing live", "StoredValue 1: not the same", "StoredValue 2: not the same")
+    assert compare(other, one, named_max=1).named == ("StoredValue 0: missing in the replay",)
+    assert compare(one, one).differing == 0
+
+
+# --- what a replay is made of -------------------------------------------------------------------------------
+
+
+def test_N6_a_replay_knows_the_topics_of_every_agent_and_which_of_them_are_judged() -> None:
+    for spec in (receipts_agent(), rows_agent(), runs_agent(Providers(), 4)):
+        folded = TABLES[spec.table]
+        assert folded.topics == spec.topics
+        assert folded.public_topics == set(spec.public_topics)
+        assert type(folded.engine()) is type(spec.engine)
+
+
+def test_N6_a_replay_is_made_of_nothing_that_publishes_or_calls() -> None:
+    """The import contract says the same of our modules; this looks at all that is really loaded."""
+    code = "import sys, streams.replay; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "streams.replay" in loaded
+    ours = {name for name in loaded if name.startswith("streams.")}
+    assert ours & {"streams.producers", "streams.outbox", "streams.publiclog", "streams.client", "streams.turn"} == set()
+    assert {name for name in ours if name.startswith(("streams.tools", "streams.dispatcher", "streams.calls"))} == set()
+    assert {"httpx", "aiohttp", "faust"}.isdisjoint(loaded)
+    import importlib
+
+    for name in ours:
+        assert "AIOKafkaProducer" not in vars(importlib.import_module(name)), name
+
+
+# --- where it stops -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("rows/3@120", UntilTurn("rows", 3, 120)),
+        ("tool-results/0@0", UntilOffset("rows", "tool-results", 0, 0)),
+        ("p.run-requests/1@7", UntilOffset("runs", "run-requests", 1, 7)),
+        ("2026-11-29T14:00:00Z", UntilTime(1_795_960_800_000)),
+        ("2026-11-29T14:00:00.250+02:00", UntilTime(1_795_953_600_250)),
+        ("1795960800.5", UntilTime(1_795_960_800_500)),
+        ("1795960800500", UntilTime(1_795_960_800_500)),
+    ],
+)
+def test_N6_until_is_a_turn_an_offset_or_a_time(text: str, meaning: object) -> None:
+    assert parse_until(text, partitions=4, topic_prefix="p.") == meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rows/4@1", "partition 4 is none of the 4"),
+        ("rows/0@0", "turns are counted from 1"),
+        ("map-rows/0@1", "'map-rows' is no table .* and no topic that one reads"),
+        ("yesterday", "expected a time"),
+        ("nan", "expected a time"),
+        ("inf", "expected a time"),
+        ("", "expected a time"),
+    ],
+)
+def test_N6_what_until_cannot_mean_is_refused_with_what_it_can(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_until(text, partitions=4)
+
+
+def test_N6_a_named_partition_stops_at_its_turn_and_the_others_at_its_time() -> None:
+    cut = Cut(1_000, "rows", 1, 7)
+    early, late = TurnRecord(7, at_ms=1_001), TurnRecord(8, at_ms=1_000)
+    assert cut.holds("rows", 1, early)
+    assert not cut.holds("rows", 1, late)
+    assert not cut.holds("rows", 0, early)
+    assert cut.holds("runs", 1, late)
+    assert EVERYTHING.holds("rows", 1, TurnRecord(9, at_ms=1 << 50))
+
+
+def test_N6_the_receipts_of_these_tests_really_settle() -> None:
+    """Else the comparisons above would be of empty tables."""
+    line = Line(receipts_agent())
+    deliveries = [
+        line.put_events("tool-requests", g.request()),
+        line.put_events("receipt-claims", g.claim(1, "L1"), gap=1),
+        line.put_events("receipt-completions", g.value(1)),
+    ]
+    asyncio.run(line.owner(([], deliveries)))
+    line.check()
+    assert [record.turn for record in line.broker.journal] == [1, 2]
+    assert line.refolded().events == 4
