@@ -32,7 +32,7 @@ from schemas.providers import Providers
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.engine.lanes import Departure
 from streams.engine.protocol import job_of
-from streams.engine.retries import backoff_ms
+from streams.engine.retries import backoff_ms, tries_max_of
 from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
@@ -51,9 +51,6 @@ from streams.tools.port import (
 from streams.turn import Actor, Checkpoint
 
 log = logging.getLogger(__name__)
-
-#: A provider that is merely busy gets more patience than one that fails.
-BUSY_TRIES_MAX = 20
 
 
 @dataclass(slots=True)
@@ -306,7 +303,7 @@ def outcome_of(outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: in
         case Refused(fault=fault):
             return Failed(fault)
         case NotDone(fault=fault, retry_after_seconds=retry_after):
-            limit = BUSY_TRIES_MAX if fault.code == "http_429" else tries_max
+            limit = tries_max_of(fault.code, has_retry_after=retry_after is not None, attempts_max=tries_max)
             if tries >= limit:
                 return Failed(Fault(fault.code, f"{fault.message} (given up after {tries} attempts)", True))
             wait = max(retry_after or 0.0, backoff_ms(tries, jitter=jitter) / 1000)

@@ -241,11 +241,14 @@ def told(receipt: Receipt, waiter: Waiter, stands: Standing) -> tuple[Told, int]
 def in_doubt(receipt: Receipt, epoch: int) -> int:
     """The newest attempt of this epoch or a later one that may have been billed and is to be repeated under its key; 0 for none.
 
-    Only where the provider honours keys. As long as there is one, no refusal counts, and no new epoch is opened for a waiter that
-    would take its value: the new key would be a second operation, and paid again.
+    Only where the provider honours keys, or the attempt's job is known and can be asked for (P10). As long as there is one, no
+    refusal counts, and no new epoch is opened for a waiter that would take its value: the new key would be a second operation, and
+    paid again.
     """
-    if receipt.repeat is not _WITH_KEY:
+    honoured = receipt.repeat is _WITH_KEY
+    if not honoured and not any(attempt.job for attempt in receipt.attempts.values()):
         return 0
+    ended = _ended_jobs(receipt)
     return max(
         (
             n
@@ -254,6 +257,7 @@ def in_doubt(receipt: Receipt, epoch: int) -> int:
             and attempt.epoch >= epoch
             and not attempt.released
             and (attempt.out is None or attempt.out is _AMBIGUOUS)
+            and (honoured if attempt.job is None else attempt.job not in ended)
         ),
         default=0,
     )
@@ -298,6 +302,8 @@ def operation(receipt: Receipt, epoch: int, n: int) -> int:
         return n
     op = ours[max(ours)].op
     doubtful = any(attempt.op == op and attempt.out not in _DEFINITE for attempt in ours.values())
+    if doubtful and (ended := _ended_jobs(receipt)):
+        doubtful = any(attempt.op == op and attempt.out not in _DEFINITE and attempt.job not in ended for attempt in ours.values())
     return op if doubtful else n
 
 
@@ -313,8 +319,9 @@ def job_of(receipt: Receipt, epoch: int, op: int) -> str | None:
     return job
 
 
-def _is_job_in_doubt(attempt: Attempt) -> bool:
-    return attempt.job is not None and attempt.out not in _DEFINITE and not attempt.released and not attempt.used_up
+def _ended_jobs(receipt: Receipt) -> set[str]:
+    """Jobs whose end is known, by whichever attempt: none that submitted or asked for one of them is in doubt any more."""
+    return {attempt.job for attempt in receipt.attempts.values() if attempt.job is not None and attempt.out in _DEFINITE}
 
 
 def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need | None:
@@ -329,8 +336,6 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
     those = waiting(receipt, waiters, stands)
     if not those:
         return None
-    # A job that was submitted for a later epoch serves all who wait: while it may still bring a value, nothing else is submitted.
-    epoch = max([epoch, *(attempt.epoch for attempt in receipt.attempts.values() if _is_job_in_doubt(attempt))])
     n = last + 1
     doubtful = in_doubt(receipt, max(waiter.value_epoch for waiter in those))
     epoch = receipt.attempts[doubtful].epoch if doubtful else max(waiter.outcome_epoch for waiter in those)
