@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from schemas import address
 from schemas.events import (
@@ -34,9 +35,11 @@ from streams.engine.lanes import Departure
 from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
 from streams.errors import PaidonceError, StateError
+from streams.jobs import Jobs, job_started
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
+from streams.tools.jobs import of_job
 from streams.tools.port import (
     Answered,
     Caller,
@@ -120,6 +123,7 @@ class Calls:
         self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
         #: The process stops: what waits for its moment is given back.
         self._ending = asyncio.Event()
+        self._jobs = Jobs(providers, caller, ending=self._ending, clock=clock, checkpoint=checkpoint)
         self.made = 0
 
     def flight(
@@ -250,7 +254,7 @@ class Calls:
         # The last look at the clock comes right before the bytes leave (dispatcher's rule 2).
         if self._ending.is_set() or not self._may_send(flight):
             return None
-        self.made += 1
+        self.made += flight.job is None
         self._checkpoint("dispatcher:calling")
         members = zip(flight.payload, flight.inputs, strict=True)
         call = ProviderCall(
@@ -259,10 +263,20 @@ class Calls:
             batched=batched,
             idempotency_key=key,
             request_id=address.request_id(key),
+            runs=flight.runs,
+            batch=flight.batch,
+            job=flight.job,
         )
-        report = await self._caller.call(call)
+        report = await self._jobs.followed(call, await self._caller.call(call), partial(self._announce, flight))
         self._on_answer(flight, report)
         return report
+
+    async def _announce(self, flight: Flight, job: str) -> None:
+        """A job was submitted: its name is in the log before anybody asks for it (P10)."""
+        (member,) = flight.members
+        events = job_started(member.receipt, member.n, flight.lease, job)
+        await self._publisher.publish("receipt-claims", flight.partition, events)
+        flight.job = job
 
     def _ends(self, flight: Flight, report: CallReport) -> list[AttemptEnded]:
         """How each attempt ended, by the policy of retries: judged once, here, and written down."""
@@ -276,6 +290,9 @@ class Calls:
             member = claimed.get(carried.receipt)
             if member is None:
                 continue
+            if flight.job is not None:
+                # Asking again is no second call, whatever the tool says of calls.
+                outcome, repeat = of_job(outcome), Repeat.WITH_KEY
             tries = flight.tries.get(member.receipt, 0) + 1
             end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, now, jitter)
             events.append(AttemptEnded(member.receipt, member.n, member.epoch, flight.lease, end))
@@ -308,7 +325,9 @@ def outcome_of(outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: in
                 return Failed(Fault(fault.code, f"{fault.message} (given up after {tries} attempts)", True))
             wait = max(retry_after or 0.0, backoff_ms(tries, jitter=jitter) / 1000)
             return Retry(fault, int((now + wait) * 1000))
-        case Doubtful(fault=fault):
+        case Doubtful(fault=fault, used_up=used_up):
+            if used_up is not None:
+                return Ambiguous(fault, used_up=used_up)
             if repeat is Repeat.NEVER:
                 return Ambiguous(fault)
             if tries >= tries_max:

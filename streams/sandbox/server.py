@@ -22,6 +22,7 @@ from streams.sandbox.settings import SandboxConfig, Settings
 SHUTDOWN_SECONDS = 0.2
 # A full batch is about 20 kB; a body beyond this is answered with 413.
 BODY_BYTES_MAX = 1024**2
+JOBS = "/v1/email/jobs/"
 _HTML = b"<!doctype html><title>Maintenance</title><p>We will be back soon."
 _JSON = "application/json"
 
@@ -140,6 +141,8 @@ class Sandbox:
         self._provider.set_settings(settings)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET" and request.path.startswith(JOBS):
+            return _whole(self._provider.job(request.path.removeprefix(JOBS), request.headers))
         if request.path not in ENDPOINTS:
             return await self._admin.handle(request)
         if request.method != "POST":
