@@ -219,6 +219,8 @@ class Provider(_Model):
     run_header: str | None = None
     receipt_header: str | None = None
     auth_scope_header: str | None = None
+    #: Code in the body of a 409 by which the provider says that the credentials now belong to another account (P4).
+    auth_scope_changed_code: str | None = None
     pace: Pace = Pace()
     tools: dict[Name, Tool] = Field(min_length=1)
 

@@ -34,6 +34,7 @@ from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.engine.lanes import Departure
 from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
+from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError, StateError
 from streams.jobs import Jobs, job_started
 from streams.journal import AnswerJournal
@@ -293,6 +294,8 @@ class Calls:
             if flight.job is not None:
                 # Asking again is no second call, whatever the tool says of calls.
                 outcome, repeat = of_job(outcome), Repeat.WITH_KEY
+            if isinstance(outcome, Refused) and (scope := scope_in(outcome.fault.code)) is not None:
+                log.warning("auth_scope_changed_reclaim: receipt %s of %s, now under scope %s", member.receipt, flight.tool, scope)
             tries = flight.tries.get(member.receipt, 0) + 1
             end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, now, jitter)
             events.append(AttemptEnded(member.receipt, member.n, member.epoch, flight.lease, end))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from schemas import address
 from schemas.canonical import canonical, parse_json
 from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event, RowsAdded
@@ -53,6 +55,11 @@ def _program(org: str, column: CompiledColumn) -> Program:
         window=column.window,
     )
     return Program(column, renderer(column.template), addresser.key)
+
+
+def moved(org: str, column: CompiledColumn, scope: str) -> Program:
+    """The column with another auth scope, whose keys are others (P4)."""
+    return _program(org, msgspec.structs.replace(column, scope=scope))
 
 
 @lru_cache(maxsize=256)

@@ -43,11 +43,12 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine.cells import Program, bucket_of, call_of, cell_of, lane_partition, standing_of, tasks_of
+from streams.engine.cells import Program, bucket_of, call_of, cell_of, lane_partition, moved, standing_of, tasks_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
+from streams.engine.scopes import scope_in, unmoved
 from streams.engine.sheet import published
 
 SAMPLES_MAX = 3
@@ -257,9 +258,14 @@ class RowsEngine:
             self._advance(turn, run, share, task)
             turn.answered_lane = None
             return
+        fault = event.fault
+        if fault is not None and (scope := scope_in(fault.code)) is not None:
+            if self._moves(turn, run, share, task, scope):
+                return
+            fault = unmoved(fault)
         if self._asks_again(turn, run, share, task, mark, event):
             return
-        cell.mark, cell.fault = mark, event.fault
+        cell.mark, cell.fault = mark, fault
         match answer:
             case Answer.FAILED:
                 turn.called(run, mark)
@@ -280,6 +286,18 @@ class RowsEngine:
         program = turn.programs(run, share)[task.column]
         text = canonical(program.render(self._values(task)))
         self._ask(turn, run, share, task, program.column, event.receipt, text)
+        return True
+
+    def _moves(self, turn: RowsTurn, run: str, share: RunShare, task: Task, scope: str) -> bool:
+        """Ask under the keys of another auth scope, once (P4); false where the keys would be the same. The old receipt is left."""
+        program = turn.programs(run, share)[task.column]
+        if scope == program.column.scope or task.refreshed:
+            return False
+        task.refreshed = 1
+        text = canonical(program.render(self._values(task)))
+        receipt = moved(share.org, program.column, scope).receipt(text, run, task.row.key)
+        task.cells[program.column.name].receipt = receipt
+        self._ask(turn, run, share, task, program.column, receipt, text)
         return True
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:

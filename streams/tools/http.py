@@ -25,6 +25,7 @@ from schemas.providers import BatchForm, JobForm, Provider, Providers
 from schemas.providers import Tool as ToolForm
 from streams.engine.compile import scope_of
 from streams.engine.retries import Kind, Rule, parse_retry_after, rule
+from streams.engine.scopes import scope_changed
 from streams.errors import ConfigurationError
 from streams.tools.connections import (
     CONNECT_SECONDS_MAX,
@@ -38,7 +39,7 @@ from streams.tools.connections import (
 )
 from streams.tools.jobs import ended, fetched, job_path, submitted, under_way
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
-from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, query_of, single_outcome, split, steps_of, withheld
+from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, error_code, query_of, single_outcome, split, steps_of, withheld
 from streams.tools.secrets import excerpt, redact, resolve_all
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
@@ -89,6 +90,9 @@ class _Tool:
     #: How its jobs are asked for, and where; ``None``: its calls end with their answers.
     job: JobForm | None
     url: str
+    #: What its credentials stand for, and the code by which the provider says that this has changed (P4).
+    scope: str
+    scope_changed_code: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ class HttpCaller:
             connections=connections,
             job=form.job,
             url=provider.url,
+            scope=scope_of(name.partition(".")[0], provider),
+            scope_changed_code=provider.auth_scope_changed_code,
         )
 
     def _target(self, url: str) -> _Target:
@@ -334,6 +340,8 @@ def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
     code = f"http_{answer.status}"
     said = answer.body.decode("utf-8", "replace").strip() or judged.reason
     kind = judged.kind
+    if answer.status == 409 and tool.scope_changed_code is not None and error_code(answer.body) == tool.scope_changed_code:
+        return Refused(Fault(scope_changed(tool.scope), said, repairable=True))
     if answer.status == 409 and tool.repeat is Repeat.WITH_KEY:
         # So answers a provider that still works under this key, for an earlier try whose answer was lost. That will be billed,
         # and asking again under the key is the way to its result.

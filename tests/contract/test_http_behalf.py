@@ -9,10 +9,11 @@ import pytest
 
 from schemas.providers import Providers
 from streams.engine.compile import scope_of
+from streams.engine.scopes import scope_changed
 from streams.errors import ConfigurationError
 from streams.tools.http import RUNS_MAX, HttpCaller
-from streams.tools.port import CallMember, CallReport, Doubtful
-from tests.support.raw_server import DEADLINE_SECONDS, FINE, SECRET, Server, call_of, calling, drips, sends, serving
+from streams.tools.port import CallMember, CallReport, Doubtful, Refused
+from tests.support.raw_server import DEADLINE_SECONDS, FINE, SECRET, Server, call_of, calling, drips, sends, serving, whole
 
 HEADERS = {"run_header": "X-Run", "receipt_header": "X-Receipt", "auth_scope_header": "X-Auth-Scope"}
 
@@ -79,3 +80,26 @@ async def test_B8_P5_a_batch_has_the_time_of_its_tool_which_is_that_of_each_of_i
         assert isinstance(outcome, Doubtful)
         assert outcome.fault.code == "deadline"
     assert len(report.outcomes) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error":{"code":"auth_scope_changed"}}', "scope"),
+        (b'{"error":"auth_scope_changed"}', "scope"),
+        (b'{"code":"auth_scope_changed"}', "scope"),
+        (b'{"error":{"code":"key_reused"}}', "http_409"),
+        (b"auth_scope_changed", "http_409"),
+    ],
+)
+async def test_P4_a_409_with_the_providers_code_tells_the_scope_that_holds_now(body: bytes, code: str) -> None:
+    async with serving(sends(whole(body, status="409 Conflict"))) as server:
+        described = providers(server.url, auth_scope_changed_code="auth_scope_changed")
+        caller = HttpCaller(described, environment={"KEY": SECRET})
+        (outcome,) = (await caller.call(call_of())).outcomes
+        await caller.close()
+        provider = described.provider("raw")
+        assert provider is not None
+        assert isinstance(outcome, Refused)
+        assert outcome.fault.code == (scope_changed(scope_of("raw", provider)) if code == "scope" else code)
+        assert outcome.fault.repairable is (code == "scope")

@@ -1,4 +1,4 @@
-"""Asynchronous provider jobs on the real line (P10): a worker is killed between submission and result, and the bill shows one submission."""
+"""Jobs on the real line (P10): a worker is killed between submission and result, and the bill shows one submission for each."""
 
 from __future__ import annotations
 
