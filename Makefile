@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	$(BIN)/paidonce demo $(ARGS)
 
 test: $(VENV)/.test check
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
 check: lint types
 
@@ -37,6 +37,12 @@ soak: $(VENV)/.test
 # shallow part. For more: make explore ARGS="--minutes 60 --faults 5 --crashes 2".
 explore: $(VENV)/.test
 	$(BIN)/python -m tests.explorer $(ARGS)
+
+# Workers, broker and provider are disturbed by a seed's plan while runs go on; the seed is printed, and gives the same plan again.
+KILLS ?= 100
+SECONDS ?= 300
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.bench.chaos --kills $(KILLS) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

@@ -39,6 +39,13 @@ class AnswersDue(Event, frozen=True):
     after: str
 
 
+class WaitsDue(Event, frozen=True):
+    """The wait of those that met a receipt's live call at this moment (Unix ms) is over."""
+
+    receipt: str
+    met_ms: int
+
+
 class RunRequested(Event, frozen=True):
     """A run request as judged once by its shell: valid and compiled, or refused with every fault."""
 
@@ -99,6 +106,7 @@ Command = (
     | ProgressDue
     | LeaseJudgedExpired
     | AnswersDue
+    | WaitsDue
     | RunRequested
     | RowsAppended
     | RowsSealed

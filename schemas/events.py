@@ -7,7 +7,7 @@ new event type or a new version of the topic's schema (see ``envelope``). This m
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -165,7 +165,8 @@ class BatchClaimed(Event, frozen=True):
     lane: str
     tool: str
     batch: str
-    lease: str
+    #: A claim without one is no claim: it is parked with the dead letters (R1).
+    lease: Annotated[str, msgspec.Meta(min_length=1)]
     generation: int
     members: tuple[ClaimedMember, ...]
     #: The batch in payload order. It differs from ``members`` only for a repeated batch of which a part has settled.

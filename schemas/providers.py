@@ -171,6 +171,8 @@ class _Terms(_Model):
     repeat: Repeat = Repeat.NEVER
     price: Price = Price()
     timeout_seconds: float = Field(default=60.0, gt=0)
+    #: How long a request waits for the same call of another run before its own cell fails (R4); absent: the worker's setting.
+    max_wait_ms: int | None = Field(default=None, ge=1)
     #: Whether equal asks of different plays share one receipt (K1).
     shared: bool = True
     #: Results are reused within windows of so many seconds of Unix time, alike for all runs; 0: never; absent: for ever (K4).

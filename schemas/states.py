@@ -115,6 +115,13 @@ class OpenReceipt(Record):
     """Entry of the index of open receipts. It follows from the receipts alone, so it is kept locally and not on the changelog."""
 
 
+class Followers(Record):
+    """Calls that met a live call of another run in one turn, under the receipt and that turn's moment (R4)."""
+
+    tool: str
+    calls: list[str]
+
+
 class StoredValue(Record):
     """A provider's answer as exact JSON."""
 
@@ -290,6 +297,7 @@ WAITER: Final = b"w"
 OPEN: Final = b"o"
 VALUE: Final = b"v"
 BATCH: Final = b"b"
+FOLLOWERS: Final = b"f"
 TASK: Final = b"k"
 SHEET: Final = b"h"
 SHARE: Final = b"c"
@@ -316,6 +324,7 @@ RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     OPEN: OpenReceipt,
     VALUE: StoredValue,
     BATCH: Batch,
+    FOLLOWERS: Followers,
     TASK: Task,
     SHEET: SheetRow,
     SHARE: RunShare,

@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 
 from schemas.fetch import FETCH
@@ -18,6 +19,7 @@ from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.dispatcher import Dispatcher
+from streams.engine.waits import Waits
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
 from streams.settings import Settings
@@ -48,6 +50,17 @@ class KillSwitch:
         self._left -= 1
 
 
+def waits_of(settings: Settings, providers: Providers) -> Waits:
+    """How long followers wait for calls of other runs (R4)."""
+    by_tool = {
+        f"{name}.{tool_name}": tool.max_wait_ms
+        for name, provider in providers.providers.items()
+        for tool_name, tool in provider.tools.items()
+        if tool.max_wait_ms is not None
+    }
+    return Waits(settings.receipt_wait_ms, by_tool)
+
+
 def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Worker:
     """A worker with its dispatcher, ready to run in the current event loop."""
     checkpoint = KillSwitch(settings.kill_at, settings.kill_after)
@@ -55,14 +68,14 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller) -> Wo
     specs = [
         runs_agent(providers, settings.partitions),
         rows_agent(),
-        receipts_agent(),
+        receipts_agent(waits_of(settings, providers)),
     ]
     worker = Worker(settings, specs, checkpoint=checkpoint)
     worker.companion = Dispatcher(
         settings,
         providers,
         caller,
-        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.hand_over),
+        EventPublisher(settings.connection(), settings.topic_prefix, on_published=worker.handover.published),
         AnswerJournal(settings.data / "answers.journal"),
         fail=worker.fail,
         checkpoint=checkpoint,
@@ -90,6 +103,8 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
     _install_uvloop()
     # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)
+    # The consumer's thread decodes fetches for milliseconds; a turn that waits for the interpreter meanwhile is late.
+    sys.setswitchinterval(0.001)
     return asyncio.run(_run(settings, providers, caller))
 
 

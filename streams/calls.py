@@ -37,9 +37,8 @@ from streams.engine.retries import backoff_ms, tries_max_of
 from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError, StateError
 from streams.jobs import Jobs, job_started
-from streams.journal import AnswerJournal
-from streams.outbox import EventPublisher
 from streams.settings import Settings
+from streams.settlement import Settlement
 from streams.tools.jobs import of_job
 from streams.tools.port import (
     Answered,
@@ -98,8 +97,7 @@ class Calls:
         settings: Settings,
         providers: Providers,
         caller: Caller,
-        publisher: EventPublisher,
-        journal: AnswerJournal,
+        settlement: Settlement,
         *,
         slot: Callable[[Flight], Awaitable[bool]],
         may_send: Callable[[Flight], bool],
@@ -112,8 +110,7 @@ class Calls:
         self._settings = settings
         self._providers = providers
         self._caller = caller
-        self._publisher = publisher
-        self._journal = journal
+        self._settlement = settlement
         self._slot = slot
         self._may_send = may_send
         self._on_answer = on_answer
@@ -209,16 +206,13 @@ class Calls:
         try:
             report = await self._call(flight)
             if report is None:
-                await self._publisher.publish("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
+                await self._settlement.say("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
                 self._tasks.pop(flight.lease, None)
                 self._on_end(flight, None)
                 return
             events = self._ends(flight, report)
-            journalled = self._written_down(flight, events)
-            self._checkpoint("dispatcher:called")
-            await self._publisher.publish("receipt-completions", flight.partition, events)
-            if journalled:
-                self._journal.published()
+            written = partial(self._checkpoint, "dispatcher:called")
+            await self._settlement.settle(flight.tool, flight.partition, events, written=written)
             self._checkpoint("dispatcher:completed")
             self._tasks.pop(flight.lease, None)
             self._on_end(flight, report.lane_pause_seconds)
@@ -227,15 +221,6 @@ class Calls:
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
             log.exception("a call of %s ended in a defect", flight.tool)
             self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))
-
-    def _written_down(self, flight: Flight, events: list[AttemptEnded]) -> bool:
-        """Journal the answers; a full disk must not keep paid answers from being published."""
-        try:
-            self._journal.append(flight.partition, events)
-        except OSError as error:
-            log.error("answers of %s are published without having been journalled: %s", flight.tool, error)
-            return False
-        return True
 
     async def _call(self, flight: Flight) -> CallReport | None:
         """Make the call; ``None`` where it may no longer be made, and nothing was sent."""
@@ -276,7 +261,7 @@ class Calls:
         """A job was submitted: its name is in the log before anybody asks for it (P10)."""
         (member,) = flight.members
         events = job_started(member.receipt, member.n, flight.lease, job)
-        await self._publisher.publish("receipt-claims", flight.partition, events)
+        await self._settlement.say("receipt-claims", flight.partition, events)
         flight.job = job
 
     def _ends(self, flight: Flight, report: CallReport) -> list[AttemptEnded]:

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from schemas.commands import LeaseJudgedExpired
-from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, LeasesRenewed, Probed
-from schemas.providers import Pace, Providers
+from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, Probed
+from schemas.providers import Providers
 from streams.calls import Calls, Flight
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
-from streams.engine.lanes import Departure, Lane, LanePace, ToolForm
+from streams.engine.lanes import Departure, Lane, forms_of, pace_of
 from streams.engine.port import Context, Effect
-from streams.errors import PaidonceError
+from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
-from streams.leases import LeaseWatch
+from streams.leases import LeaseWatch, steady_clock
 from streams.outbox import EventPublisher
+from streams.salvage import SalvageFile
 from streams.settings import Settings
+from streams.settlement import Settlement
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
 from streams.worker import Companion
@@ -36,26 +38,6 @@ log = logging.getLogger(__name__)
 #: With less of the lease left than this, a call is not started.
 START_MARGIN_SECONDS = 0.1
 PROBED_TOPICS = ("receipt-claims", "lease-heartbeats", "receipt-completions")
-
-
-def steady_clock() -> float:
-    """Seconds of a clock that neither steps nor stops while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def forms_of(providers: Providers) -> dict[str, ToolForm]:
-    """Batch forms of all tools, by ``provider.tool``."""
-    return {
-        f"{name}.{tool_name}": ToolForm(tool.batch.size_max, tool.batch.window_ms / 1000)
-        for name, provider in providers.providers.items()
-        for tool_name, tool in provider.tools.items()
-        if tool.batch is not None
-    }
-
-
-def pace_of(pace: Pace) -> LanePace:
-    """How fast a lane may call, by its provider's pace."""
-    return LanePace(pace.requests_per_second, pace.burst, pace.ceiling, pace.batches)
 
 
 @dataclass(slots=True)
@@ -94,13 +76,11 @@ class Dispatcher(Companion):
         checkpoint: Checkpoint = lambda _step: None,
         clock: Callable[[], float] = steady_clock,
     ) -> None:
-        self.settings = settings
-        self._providers = providers
+        self.settings, self._providers = settings, providers
         self._forms = forms_of(providers)
-        self._publisher = publisher
-        self._journal = journal
-        self._fail = fail
-        self._checkpoint, self._clock = checkpoint, clock
+        self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
+        self.settlement.breaker.on_close = self._depart_all
+        self._fail, self._checkpoint, self._clock = fail, checkpoint, clock
         self._partitions: dict[int, _Partition] = {}
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
@@ -109,8 +89,7 @@ class Dispatcher(Companion):
             settings,
             providers,
             caller,
-            publisher,
-            journal,
+            self.settlement,
             slot=self._slot,
             may_send=self._may_send,
             on_answer=self._answered,
@@ -125,13 +104,7 @@ class Dispatcher(Companion):
 
     async def start(self) -> None:
         """Publish again what the last process read but may not have published, then begin to send heartbeats."""
-        await self._publisher.start()
-        unpublished = self._journal.unpublished()
-        for partition, events in unpublished:
-            await self._publisher.publish("receipt-completions", partition, events)
-        if unpublished:
-            log.info("published %d journalled answers again", sum(len(events) for _, events in unpublished))
-        self._journal.clear()
+        await self.settlement.start()
         self._beat = asyncio.create_task(self._heartbeats(), name="heartbeats")
 
     async def opened(self, table: str, actors: Mapping[int, Actor]) -> None:
@@ -166,11 +139,13 @@ class Dispatcher(Companion):
         for number, partition in self._partitions.items():
             self._freeze(number, partition)
         await self.calls.drain(self.settings.grace_seconds)
-        if self._publishing:
-            await asyncio.wait(self._publishing, timeout=5)
         if self._beat is not None:
             self._beat.cancel()
-        await self._publisher.stop()
+        if self._publishing:
+            _, late = await asyncio.wait(self._publishing, timeout=5)
+            for task in late:
+                task.cancel()
+        await self.settlement.stop()
         await self.calls.close()
 
     def effects(self, table: str, partition: int, effects: Sequence[Effect], context: Context) -> None:
@@ -213,7 +188,7 @@ class Dispatcher(Companion):
                     probes.append(effect)
                 case KeptAside():
                     self.stale_values += 1
-                    log.warning("receipt %s: a further value of attempt %d was kept aside", effect.receipt, effect.n)
+                    self.settlement.kept_aside(effect.receipt, effect.tool, effect.n, effect.output)
         # What ended in the same turn has ended: its lease is not judged.
         for probe in probes:
             self._probed(owned, probe)
@@ -225,8 +200,7 @@ class Dispatcher(Companion):
     def _lane(self, owned: _Partition, name: str, now: float) -> Lane:
         lane = owned.lanes.get(name)
         if lane is None:
-            provider = self._providers.provider(name.partition("/")[2])
-            lane = owned.lanes[name] = Lane(LanePace() if provider is None else pace_of(provider.pace), self._forms, now)
+            lane = owned.lanes[name] = Lane(pace_of(self._providers, name), self._forms, now)
         return lane
 
     def _ours(self, owned: _Partition, lease: str) -> bool:
@@ -245,7 +219,7 @@ class Dispatcher(Companion):
         timer = owned.timers.pop(name, None)
         if timer is not None:
             timer.cancel()
-        if self._stopping or self._partitions.get(partition) is not owned:
+        if self._stopping or self._partitions.get(partition) is not owned or self.settlement.breaker.is_open:
             return
         departures, look_again = owned.lanes[name].plan(self._clock())
         claims: list[Event] = []
@@ -264,6 +238,11 @@ class Dispatcher(Companion):
         if look_again is not None:
             delay = max(0.0, look_again - self._clock())
             owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
+
+    def _depart_all(self) -> None:
+        for partition, owned in self._partitions.items():
+            for name in owned.lanes:
+                self._depart(partition, owned, name)
 
     def _depart_soon(self, partition: int, owned: _Partition, name: str) -> None:
         owned.departing.discard(name)
@@ -293,6 +272,11 @@ class Dispatcher(Companion):
         if flight is None:
             return
         owned.claimed.difference_update(member.receipt for member in flight.members)
+        if unanswered := effect.unanswered(flight.members):
+            self._fail(
+                StateError(f"the claim under lease {flight.lease} has no answer for {', '.join(unanswered)}; nothing was sent")
+            )
+            return
         self._checkpoint("dispatcher:granted")
         if effect.lost or not self._may_send(flight):
             granted = frozenset(effect.granted)
@@ -324,7 +308,13 @@ class Dispatcher(Companion):
         return True
 
     def _may_send(self, flight: Flight) -> bool:
-        """Enough of the lease is left to start the call, and the provider has not asked everybody to wait meanwhile (P3)."""
+        """Enough of the lease is left to start the call, and the provider has not asked everybody to wait meanwhile (P3).
+
+        What it does not let through is given back, so a prevented call is counted once (S6).
+        """
+        if self.settlement.breaker.is_open:
+            self.settlement.breaker.prevented += 1
+            return False
         now = self._clock()
         owned = self._partitions.get(flight.partition)
         lane = None if owned is None else owned.lanes.get(flight.lane)
@@ -378,10 +368,10 @@ class Dispatcher(Companion):
         beat_at = self._clock() + every
         while True:
             await asyncio.sleep(tick)
-            if self._clock() >= beat_at:
+            if self._clock() >= beat_at - tick / 2:
                 beat_at = self._clock() + every
                 for partition, leases in self.calls.leases().items():
-                    self._say("lease-heartbeats", partition, LeasesRenewed(tuple(leases)))
+                    self._watch(self.settlement.beat(partition, leases))
             for partition, owned in self._partitions.items():
                 if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
                     owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
@@ -402,13 +392,16 @@ class Dispatcher(Companion):
 
     def _say(self, topic: str, partition: int, *events: Event) -> None:
         """Publish without waiting; trouble with the broker ends the worker."""
-        task = asyncio.create_task(self._publish(topic, partition, events))
+        self._watch(self._publish(topic, partition, events))
+
+    def _watch(self, publishing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(publishing)
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 
     async def _publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
         try:
-            await self._publisher.publish(topic, partition, events)
+            await self.settlement.say(topic, partition, events)
         except PaidonceError as error:
             self._fail(error)
             return

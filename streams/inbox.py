@@ -76,15 +76,22 @@ class Inbox:
         for topic, queue in self._queues.items():
             queue.reached = folded.get(topic)
 
+    def passes(self, topic: str, offset: int, position: int) -> bool:
+        """Whether a fetched message was delivered before, so that this copy may pass by; ``position``: see ``Delivery``."""
+        queue = self._queues[topic]
+        if queue.reached is None or offset >= queue.reached:
+            return False
+        queue.reached = max(queue.reached, position)
+        return True
+
     def deliver(self, delivery: Delivery) -> None:
         """Queue a fetched message, unless it was handed over before; beyond ``bytes_max`` its topic is reported as full."""
-        queue = self._queues[delivery.topic]
-        known = queue.reached is not None and delivery.offset < queue.reached
-        queue.reached = max(queue.reached or 0, delivery.offset + 1, delivery.position)
-        if known:
+        if self.passes(delivery.topic, delivery.offset, delivery.position):
             if delivery.event is not None:
                 delivery.event.ack()
             return
+        queue = self._queues[delivery.topic]
+        queue.reached = max(delivery.offset + 1, delivery.position)
         self._queue(queue, delivery)
         if queue.bytes > self._bytes_max:
             # Said with every delivery: Faust resumes a partition by itself when its own queue has drained.

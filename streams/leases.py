@@ -6,6 +6,7 @@ folded (owner's rule 4 of the protocol): a mark of our own, read back from each 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,11 @@ from schemas.events import ClaimedMember
 
 #: Part of the time to live that clocks may differ by.
 MARGIN = 0.1
+
+
+def steady_clock() -> float:
+    """Seconds of a clock that neither steps nor stops while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True)

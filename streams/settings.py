@@ -45,6 +45,8 @@ class Settings(BaseModel):
     grace_seconds: float = Field(default=20.0, ge=0.0)
     #: A worker ends itself when no broker has answered for this long.
     broker_seconds: float = Field(default=60.0, gt=1.0)
+    #: An answer that the broker has not acknowledged for this long stops new provider calls (S6) and is published again.
+    publish_seconds: float = Field(default=5.0, gt=0.1)
     #: A worker whose event loop or fetcher is silent for this long ends itself.
     stall_seconds: float = Field(default=30.0, gt=1.0)
 
@@ -56,6 +58,8 @@ class Settings(BaseModel):
 
     #: Attempts of one call within a run, ambiguous ones included (P2).
     attempts_max: int = Field(default=5, ge=1)
+    #: How long a request waits for a call of another run, where its tool says nothing else (R4).
+    receipt_wait_ms: int = Field(default=300_000, ge=1)
     call_seconds: float = Field(default=900.0, gt=0)
     response_bytes_max: int = Field(default=64 << 20, ge=1)
 

@@ -23,6 +23,8 @@ FETCH_WAIT_MS = 40
 #: A fetch that brings this many messages is followed by a pause, in which the next ones gather.
 BUSY_MESSAGES = 24
 BUSY_PAUSE_SECONDS = 0.02
+#: So does one that brings nothing but copies of what the process handed over to itself.
+COPIES_PAUSE_SECONDS = 0.03
 
 
 class Fetched(dict[TP, list[Any]]):
@@ -98,6 +100,8 @@ class BulkConsumer(Consumer):
     """Faust's consumer whose starting positions are those of the turn records."""
 
     _busy = False
+    #: The last fetch brought only what was handed over before.
+    _copies = False
     #: The last record that was fetched of each partition, and the position behind it.
     behind: dict[TP, tuple[int, int]]
 
@@ -105,10 +109,10 @@ class BulkConsumer(Consumer):
         super().__init__(*args, **kwargs)
         self.behind = {}
 
-    def position_behind(self, message: Any) -> int:
+    def position_behind(self, tp: TP, offset: int) -> int:
         """Where the fetcher stood when it had taken this message; 0 where more came with it."""
-        last, position = self.behind.get(message.tp, (-1, 0))
-        return position if last == message.offset else 0
+        last, position = self.behind.get(tp, (-1, 0))
+        return position if last == offset else 0
 
     #: When the fetcher last asked for records.
     fetched_at = 0.0
@@ -142,14 +146,20 @@ class BulkConsumer(Consumer):
         if not records or self.should_stop:
             return
         generation, thread = self.app.consumer_generation_id, cast(BulkConsumerThread, self._thread)
+        passes: Callable[[TP, int, int], bool] = cast(Any, self.app).paidonce.handover.passes
         for tp, position in records.positions.items():
             self.behind[tp] = (records[tp][-1].offset, position)
+        new = False
         for tp, record in self.scheduler.iterate(records):
             current = records.seeks == thread.seeks and generation == self.app.consumer_generation_id
             if not current or not self.flow_active:
                 return
+            if passes(tp, record.offset, self.position_behind(tp, record.offset)):
+                continue
+            new = True
             if tp in active or tp in self._buffered_partitions:
                 yield tp, self._to_message(tp, record)
+        self._copies = not new
 
     async def _wait_next_records(self, timeout: float) -> Any:
         self.fetched_at = time.monotonic()
@@ -160,6 +170,10 @@ class BulkConsumer(Consumer):
         if self._busy:
             # Each fetch names every partition, and each turn costs a transaction: under load, fewer and larger ones do more.
             await asyncio.sleep(BUSY_PAUSE_SECONDS)
+        elif self._copies:
+            # What this process says to itself needs no fetch, and a fetch takes milliseconds from those whose turn it is.
+            self._copies = False
+            await asyncio.sleep(COPIES_PAUSE_SECONDS)
         records, active = await super()._wait_next_records(timeout)
         self._busy = records is not None and sum(map(len, records.values())) >= BUSY_MESSAGES
         return records, active

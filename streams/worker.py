@@ -19,14 +19,16 @@ from typing import IO, Any, cast
 
 import faust
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from streams.broker import topics
 from streams.engine.port import Context, Effect
 from streams.errors import ConfigurationError, Fenced, PaidonceError, StateError, Unreachable
 from streams.faust_tables import FAUST_SETTINGS, BulkTable
+from streams.handover import HandOver
 from streams.inbox import Delivery, Inbox
-from streams.producers import Headers, ProducerPair
+from streams.producers import ProducerPair
 from streams.recovery import recover
 from streams.settings import Settings
 from streams.table import Store, StoreMemory
@@ -96,7 +98,8 @@ class Worker:
         self._stop = asyncio.Event()
         self._memory = StoreMemory(write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes)
         self._lock: IO[str] | None = None
-        self._table_of = {topic: spec.table for spec in self.specs for topic in spec.topics}
+        tables = {topic: spec.table for spec in self.specs for topic in spec.topics}
+        self.handover = HandOver(self.actors, tables, self.settings.topic_prefix)
         #: Grows with each revocation: what was begun before it is given up.
         self._tenure = 0
         #: One opening or closing of a table at a time: a rebalance may come while another one's partitions are being opened.
@@ -128,6 +131,8 @@ class Worker:
             deadline.cancel()
         except PaidonceError as error:
             self.failure = self.failure or error
+        except KafkaError as error:  # the broker went just now; Faust's own producer lets that through
+            self.failure = self.failure or Unreachable(f"no Kafka broker answers at {self.settings.broker}: {error!r}")
         finally:
             if self._lock is not None:
                 self._lock.close()
@@ -267,7 +272,7 @@ class Worker:
                             if isinstance(message.headers, Mapping)
                             else message.headers or (),
                             event,
-                            consumer.position_behind(message),
+                            consumer.position_behind(message.tp, message.offset),
                         )
                     )
 
@@ -349,19 +354,9 @@ class Worker:
             inbox,
             on_effects=lambda p, effects, context: self.companion.effects(spec.table, p, effects, context),
             on_failure=self.fail,
-            on_published=self.hand_over,
+            on_published=self.handover.published,
             checkpoint=self.checkpoint,
         )
-
-    def hand_over(self, topic: str, partition: int, offset: int, value: bytes | None, headers: Headers) -> None:
-        """Give a message that this process published to its own actor at once, where it is the next one there (see the inbox).
-
-        A hop thus takes one commit, not also the way through the broker's markers and a fetch. The fetched copy is dropped.
-        """
-        name = topic.removeprefix(self.settings.topic_prefix)
-        actor = self.actors.get((self._table_of.get(name, ""), partition))
-        if actor is not None:
-            actor.inbox.hand_over(Delivery(name, offset, None, value, headers))
 
     def positions(self) -> dict[TP, int]:
         """Next offset to fold of every source partition that was ever folded here."""

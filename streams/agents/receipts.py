@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from streams.engine.receipts import ReceiptsEngine
+from streams.engine.waits import Waits
 from streams.turn import AgentSpec
 
 
-def receipts_agent() -> AgentSpec:
-    """The single writer of receipts, partitioned by lane."""
+def receipts_agent(wait: Waits | None = None) -> AgentSpec:
+    """The single writer of receipts, partitioned by lane; ``wait``: how long followers wait."""
     topics = ("lane-control", "receipt-completions", "receipt-claims", "lease-heartbeats", "tool-requests")
-    return AgentSpec("receipts", topics, ReceiptsEngine(), gather_seconds=0.02, gather_events=200, cached_records=20_000)
+    return AgentSpec("receipts", topics, ReceiptsEngine(wait), gather_seconds=0.02, gather_events=200, cached_records=20_000)

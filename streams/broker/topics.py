@@ -7,8 +7,9 @@ topic is missing or has another count (case H5): receipts would be looked up in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,22 +79,16 @@ async def inspect(
     connection: Mapping[str, Any], app: str, partitions: int, prefix: str = "", tables: tuple[str, ...] = TABLES
 ) -> list[TopicState]:
     """State of every topic of the system. Raises ``Unreachable``."""
-    admin = await _admin(connection)
-    try:
+    async with _admin(connection) as admin:
         described = await admin.describe_topics()
-    finally:
-        await admin.close()
     counts = {topic["topic"]: len(topic["partitions"]) for topic in described}
     return [TopicState(name, partitions, counts.get(name)) for name in topics_of(app, prefix, tables)]
 
 
 async def cluster_of(connection: Mapping[str, Any]) -> str:
     """Identity of the Kafka cluster. Raises ``Unreachable``."""
-    admin = await _admin(connection)
-    try:
+    async with _admin(connection) as admin:
         return str((await admin.describe_cluster())["cluster_id"])
-    finally:
-        await admin.close()
 
 
 async def check(
@@ -125,8 +120,7 @@ async def apply(
     if not missing:
         return []
     settings = topics_of(app, prefix, tables)
-    admin = await _admin(connection)
-    try:
+    async with _admin(connection) as admin:
         answer = await admin.create_topics(
             [NewTopic(name, partitions, replication, topic_configs=settings[name]) for name in missing],
             timeout_ms=30_000,
@@ -135,8 +129,6 @@ async def apply(
             kind = for_code(code)
             if code and kind is not TopicAlreadyExistsError:
                 raise TopicsError(f"cannot create topic {name}: {kind.__name__} {text}")
-    finally:
-        await admin.close()
     await _until_seen(connection, app, partitions, prefix, tables)
     return missing
 
@@ -151,11 +143,14 @@ async def _until_seen(connection: Mapping[str, Any], app: str, partitions: int, 
         await asyncio.sleep(0.05)
 
 
-async def _admin(connection: Mapping[str, Any]) -> AIOKafkaAdminClient:
+@contextlib.asynccontextmanager
+async def _admin(connection: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client; a broker that is just coming up fails in the middle of a question, too."""
     admin = AIOKafkaAdminClient(**connection, request_timeout_ms=15_000)
     try:
         await admin.start()
+        yield admin
     except KafkaError as error:
-        await admin.close()
         raise Unreachable(f"no Kafka broker answers at {connection['bootstrap_servers']}: {error}") from error
-    return admin
+    finally:
+        await admin.close()

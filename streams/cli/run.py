@@ -16,7 +16,7 @@ import typer
 
 from schemas.plays import Play
 from schemas.progress import MapProgress, RunEvent
-from streams.cli import show
+from streams.cli import receipts, show
 from streams.cli.options import options_of, settings_of
 from streams.cli.show import Json, Run, known_run
 from streams.cli.terminal import USAGE, LiveBar, exit_code_of, put, put_json, say
@@ -38,6 +38,7 @@ app.command("list")(show.list_runs)
 app.command()(show.show)
 app.command()(show.export)
 app.command()(show.cancel)
+app.command()(receipts.receipts)
 
 
 @dataclass

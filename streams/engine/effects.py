@@ -5,6 +5,8 @@ Effects are hints about committed state: losing one costs time, never money, sin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from schemas.events import ClaimedMember
 from streams.engine.port import Effect
 from streams.engine.protocol import Need
@@ -39,6 +41,11 @@ class ClaimFolded(Effect, frozen=True):
     granted: tuple[str, ...]
     lost: tuple[str, ...]
 
+    def unanswered(self, members: Iterable[ClaimedMember]) -> list[str]:
+        """Receipts of a claim that this answer says nothing of: a defect (R1)."""
+        answered = {*self.granted, *self.lost}
+        return [member.receipt for member in members if member.receipt not in answered]
+
 
 class LeaseSeen(Effect, frozen=True):
     """A live lease whose clock starts now."""
@@ -68,7 +75,9 @@ class ProbeSeen(Effect, frozen=True):
 
 
 class KeptAside(Effect, frozen=True):
-    """A value arrived that is not the first of its attempt (salvage)."""
+    """A value arrived that is not the first of its attempt, or of its receipt (salvage)."""
 
     receipt: str
     n: int
+    tool: str
+    output: bytes

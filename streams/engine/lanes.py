@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from schemas.providers import Providers
 from streams.engine.protocol import Need
 
 #: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
@@ -51,6 +52,24 @@ class LanePace:
 
 #: A tool, and the text that its requests must share to share a call.
 Place: TypeAlias = tuple[str, str]
+
+
+def forms_of(providers: Providers) -> dict[str, ToolForm]:
+    """Batch forms of all tools, by ``provider.tool``."""
+    return {
+        f"{name}.{tool_name}": ToolForm(tool.batch.size_max, tool.batch.window_ms / 1000)
+        for name, provider in providers.providers.items()
+        for tool_name, tool in provider.tools.items()
+        if tool.batch is not None
+    }
+
+
+def pace_of(providers: Providers, lane: str) -> LanePace:
+    """The pace of a lane, ``org/provider``; a provider that the file does not have gets none."""
+    provider = providers.provider(lane.partition("/")[2])
+    if provider is None:
+        return LanePace()
+    return LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.ceiling, provider.pace.batches)
 
 
 class Entry(msgspec.Struct, frozen=True):

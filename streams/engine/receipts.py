@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded
+from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, WaitsDue
 from schemas.events import (
     Ambiguous,
     Answer,
@@ -50,7 +50,7 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import protocol
+from streams.engine import protocol, waits
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
@@ -137,6 +137,9 @@ class _Turn:
 class ReceiptsEngine:
     """The engine of the ``receipts`` table."""
 
+    def __init__(self, wait: waits.Waits | None = None) -> None:
+        self._waits = wait or waits.Waits()
+
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
         turn = _Turn(records, outbox, context)
@@ -183,8 +186,11 @@ class ReceiptsEngine:
                 turn.outbox.effects.append(ProbeSeen(event.probe))
             case AnswersDue():
                 turn.receipt(event.receipt)
+            case WaitsDue():
+                waits.end(turn.records, turn.outbox, turn.context, event, turn.receipt(event.receipt))
             case RecoveryEnded():
                 self._take_stock(turn)
+                self._waits.resume(turn.records, turn.outbox)
 
     def _request(self, turn: _Turn, event: ToolRequested) -> None:
         receipt = turn.receipt(event.receipt)
@@ -204,7 +210,10 @@ class ReceiptsEngine:
             turn.continuing.add(event.receipt)
         waiter = protocol.waiter_of(receipt, event)
         if receipt.attempts:
-            waiter.late = protocol.told(receipt, waiter, protocol.standing(receipt))[0] is not Told.WAITS
+            stands = protocol.standing(receipt)
+            waiter.late = protocol.told(receipt, waiter, stands)[0] is not Told.WAITS
+            if waits.follows(receipt, waiter, stands):
+                self._waits.note(turn.records, turn.outbox, event.receipt, event.tool, event.call, turn.context.now_ms)
         if inline:
             receipt.waiters[event.call] = waiter
         else:
@@ -269,7 +278,7 @@ class ReceiptsEngine:
         attempt = receipt.attempts[n]
         if attempt.value != digest:
             turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))
-            turn.outbox.effects.append(KeptAside(key, n))
+            turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
             return
         if len(output) <= INLINE_BYTES_MAX:
             attempt.output = output
@@ -277,7 +286,7 @@ class ReceiptsEngine:
             turn.records.put(record_key(VALUE, key, str(n)), StoredValue(output))
         if receipt.current != (epoch, n):
             # Paid for, but another attempt's value came first: it stays with its attempt, and is reported (S5).
-            turn.outbox.effects.append(KeptAside(key, n))
+            turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
 
     def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)

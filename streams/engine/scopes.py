@@ -1,9 +1,9 @@
 """What happens when a provider says that the credentials' scope has changed (P4). Pure.
 
 A run's receipts are keyed by the scope that its tools had when it was accepted (K3). A worker that meets such an answer tells, in
-the fault's code, the scope of the providers file it runs with: that is what resolving again means here. ``rows`` then asks under the
-keys of that scope, once per request. The old receipt has a repairable failure that billed nothing, which is no obstacle to anybody
-who asks under the old scope again.
+the fault's code, the scope of the providers file it runs with: that is what resolving again means here. ``rows`` then asks under
+the keys of that scope, once per request. The old receipt has a repairable failure that billed nothing, which is no obstacle to
+anybody who asks under the old scope again.
 """
 
 from __future__ import annotations

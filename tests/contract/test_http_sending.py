@@ -51,7 +51,7 @@ BD/fRLTojhQqsb4Iy7fKk6Arzj/NEH6LHPJgHUsx
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH"])
-async def test_case_a2_a_broken_connection_is_never_answered_by_a_second_request(method: str) -> None:
+async def test_case_A2_a_broken_connection_is_never_answered_by_a_second_request(method: str) -> None:
     turns = itertools.count(1)
 
     async def fine_then_gone(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,7 +122,7 @@ async def hangs(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) ->
     await asyncio.get_running_loop().create_future()
 
 
-async def test_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
+async def test_U4_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
     async with serving(hangs) as server, calling(server, timeout_seconds=DEADLINE_SECONDS) as caller:
         first = asyncio.ensure_future(caller.call(call_of()))
         await until("the one connection is taken", lambda: len(server.requests) == 1)
@@ -134,7 +134,7 @@ async def test_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
         assert len(server.requests) == 1
 
 
-async def test_closing_tells_those_who_wait_for_a_connection_that_nothing_was_sent() -> None:
+async def test_U4_closing_tells_those_who_wait_for_a_connection_that_nothing_was_sent() -> None:
     async with serving(hangs) as server, calling(server) as caller:
         first = asyncio.ensure_future(caller.call(call_of()))
         await until("the one connection is taken", lambda: len(server.requests) == 1)
@@ -150,7 +150,7 @@ async def test_closing_tells_those_who_wait_for_a_connection_that_nothing_was_se
 
 
 @pytest.mark.parametrize("url", ["http://name.invalid", "https://127.0.0.1:{port}", "http://[::1]:1"])
-async def test_a_wrong_name_no_tls_and_a_closed_port_prove_that_nothing_was_sent(url: str) -> None:
+async def test_U4_a_wrong_name_no_tls_and_a_closed_port_prove_that_nothing_was_sent(url: str) -> None:
     async with serving(sends(FINE)) as server:
         wrong = Server(url.format(port=server.url.rpartition(":")[2]))
         async with calling(wrong, timeout_seconds=1.0) as caller:
@@ -179,7 +179,7 @@ async def test_a_certificate_that_nobody_vouches_for_gets_no_request(tmp_path: P
 # --- what is sent ---
 
 
-async def test_a_request_carries_the_exact_body_and_its_headers() -> None:
+async def test_P1_a_request_carries_the_exact_body_and_its_headers() -> None:
     async with serving(sends(FINE)) as server, calling(server) as caller:
         await caller.call(call_of(b'{"n": 1e21,"big":18446744073709551617}'))
     head, _, body = server.requests[0].partition(b"\r\n\r\n")

@@ -61,7 +61,7 @@ async def until(holds: Callable[[], bool]) -> None:
 # --- calls for one ---
 
 
-async def test_an_answer_is_the_output_and_the_bill_shows_key_and_request() -> None:
+async def test_P1_an_answer_is_the_output_and_the_bill_shows_key_and_request() -> None:
     async with opened(result="verdict") as (sandbox, caller):
         report = await caller.call(call_of("a@example.com"))
         assert report.outcomes == (Answered(b'"valid"'),)
@@ -80,7 +80,7 @@ async def test_a_provider_may_ask_for_neither_key_nor_secret() -> None:
     assert fault.code == "http_401"
 
 
-async def test_a_429_is_not_done_and_pauses_the_lane() -> None:
+async def test_P3_a_429_is_not_done_and_pauses_the_lane() -> None:
     async with opened(sandbox={"rate": 0.5, "burst": 1.0}) as (sandbox, caller):
         await caller.call(call_of("a@example.com"))
         report = await caller.call(call_of("b@example.com", key="key-2"))
@@ -90,7 +90,7 @@ async def test_a_429_is_not_done_and_pauses_the_lane() -> None:
     assert sandbox.summary().billed_items == 1
 
 
-async def test_a_wrong_key_is_refused_for_a_person_to_mend() -> None:
+async def test_R5_a_wrong_key_is_refused_for_a_person_to_mend() -> None:
     async with Sandbox(api_key="another") as sandbox:
         caller = caller_of(sandbox.url)
         report = await caller.call(call_of("a@example.com"))
@@ -100,7 +100,7 @@ async def test_a_wrong_key_is_refused_for_a_person_to_mend() -> None:
     assert SECRET not in fault_of(report).message
 
 
-async def test_a_bad_request_is_refused_for_good_in_the_providers_words() -> None:
+async def test_R5_a_bad_request_is_refused_for_good_in_the_providers_words() -> None:
     async with opened() as (sandbox, caller):
         call = ProviderCall("sandbox.check", (CallMember("r", b'{"mail":"a"}'),), False, "k", "i")
         fault = fault_of(await caller.call(call))
@@ -122,7 +122,7 @@ async def test_a_bad_request_is_refused_for_good_in_the_providers_words() -> Non
         (FaultKind.TRUNCATED, "bad_response", 1),
     ],
 )
-async def test_case_a2_what_may_be_billed_is_doubtful_and_sent_once(kind: FaultKind, code: str, billed: int) -> None:
+async def test_case_A2_what_may_be_billed_is_doubtful_and_sent_once(kind: FaultKind, code: str, billed: int) -> None:
     seconds = 0.5 if code == "deadline" else 30.0
     async with opened(Fault(kind=kind, next=1), timeout_seconds=seconds) as (sandbox, caller):
         report = await caller.call(call_of("a@example.com"))
@@ -136,7 +136,7 @@ async def test_case_a2_what_may_be_billed_is_doubtful_and_sent_once(kind: FaultK
     assert sandbox.summary().billed_items == 1
 
 
-async def test_case_a2_a_refused_connection_proves_that_nothing_was_sent() -> None:
+async def test_case_A2_R6_U4_a_refused_connection_proves_that_nothing_was_sent() -> None:
     async with Sandbox(api_key=SECRET) as sandbox:
         url = sandbox.url
     caller = caller_of(url)
@@ -160,7 +160,7 @@ async def test_a_key_in_use_is_doubtful_only_where_asking_again_under_it_helps()
 # --- batches ---
 
 
-async def test_a_batch_is_one_request_and_each_member_has_its_own_output() -> None:
+async def test_B4_a_batch_is_one_request_and_each_member_has_its_own_output() -> None:
     async with opened(batch=BATCH | {"result": "email"}) as (sandbox, caller):
         emails = [f"{place}@example.com" for place in range(5)]
         report = await caller.call(call_of(*emails))
@@ -179,7 +179,7 @@ async def test_an_output_is_the_same_from_a_call_for_one_and_from_a_batch() -> N
 
 
 @pytest.mark.parametrize("status", [200, 207])
-async def test_case_f5_item_errors_stay_with_their_items(status: int) -> None:
+async def test_case_F5_item_errors_stay_with_their_items(status: int) -> None:
     faults = [
         Fault(kind=FaultKind.ITEM_ERROR, contains="2@", retryable=True, status=status),
         Fault(kind=FaultKind.ITEM_ERROR, contains="4@", retryable=False, status=status, code="no_such_domain"),
@@ -194,7 +194,7 @@ async def test_case_f5_item_errors_stay_with_their_items(status: int) -> None:
     assert sandbox.summary().billed_items == 3
 
 
-async def test_case_f5_a_500_for_the_whole_batch_leaves_all_its_members_doubtful() -> None:
+async def test_case_F5_a_500_for_the_whole_batch_leaves_all_its_members_doubtful() -> None:
     async with opened(Fault(kind=FaultKind.ERROR_AFTER_WORK), batch=BATCH) as (sandbox, caller):
         report = await caller.call(call_of(*[f"{place}@example.com" for place in range(5)]))
     assert [type(outcome) for outcome in report.outcomes] == [Doubtful] * 5
@@ -246,7 +246,7 @@ async def test_cancelling_a_call_closes_its_connection() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://user:pass@127.0.0.1", "http://127.0.0.1/?a=1", "http://127.0.0.1/#a"])
-def test_a_base_url_that_could_hide_a_secret_is_no_providers_file(url: str) -> None:
+def test_V3_a_base_url_that_could_hide_a_secret_is_no_providers_file(url: str) -> None:
     with pytest.raises(ValidationError, match="neither user nor query nor fragment"):
         Providers.model_validate({"providers": {"p": {"base_url": url, "tools": {"t": {"path": "/"}}}}})
 
@@ -269,7 +269,7 @@ def test_what_could_never_be_sent_is_refused_at_the_start(provider: dict[str, An
     assert SECRET not in str(caught.value)
 
 
-async def test_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_V3_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for name in ("httpx", "httpcore", "aiohttp", "aiohttp.client"):
         logging.getLogger(name).setLevel(logging.DEBUG)

@@ -204,7 +204,7 @@ async def test_B10_none_is_no_result() -> None:
     assert whole.outcomes == (Answered(b"null"),) * 2
 
 
-async def test_D3_integers_keep_their_digits() -> None:
+async def test_case_D3_integers_keep_their_digits() -> None:
     async with opened() as caller:
         report = await caller.call(call_of(value(98765432109876543210)))
     assert report.outcomes == (Answered(b"98765432109876543210"),)
@@ -386,7 +386,7 @@ async def test_B6_results_of_the_other_form_are_doubtful_for_all(match: str, sha
     assert all(isinstance(outcome, Doubtful) for outcome in report.outcomes)
 
 
-async def test_F5_what_becomes_of_one_member_stays_with_it() -> None:
+async def test_case_F5_what_becomes_of_one_member_stays_with_it() -> None:
     async with opened(batch={}) as caller:
         inputs = [value(0), do("refuse"), do("not_done", seconds=5), do("raise"), do("objects"), do("leak"), value(None), value(7)]
         report = await caller.call(call_of(*inputs))

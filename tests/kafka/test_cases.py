@@ -39,6 +39,9 @@ from tests.support.scripted_http import Asked, ScriptedProvider
 from tests.support.system import KEY, System, people, play
 from tests.support.wait import until, wait_until
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("cases")
+
 
 @dataclass(frozen=True)
 class Line:
@@ -150,7 +153,7 @@ async def test_case_A2_a_lost_answer_of_a_tool_that_honours_keys_is_asked_for_ag
     assert [lines[0].idempotency_key for lines in billed] == keys
 
 
-async def test_case_A2_a_refused_connection_is_tried_again_whatever_the_tool_allows(line: Line, tmp_path: Path) -> None:
+async def test_case_A2_R6_U4_a_refused_connection_is_tried_again_whatever_the_tool_allows(line: Line, tmp_path: Path) -> None:
     async with line.client() as client:
         runs = [
             await client.submit(play("email", provider=provider, name=provider), people(1, tag=f"a2{provider}"))
@@ -261,7 +264,7 @@ async def test_case_D3_what_json_cannot_carry_is_refused_by_the_worker_which_sta
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_invalid_request_is_refused_with_every_fault_and_nothing_is_half_started(line: Line) -> None:
+async def test_M1_an_invalid_request_is_refused_with_every_fault_and_nothing_is_half_started(line: Line) -> None:
     columns = [
         {"name": "a", "tool": "sandbox.mail", "input": {"email": "{{ row.email }}"}},
         {"name": "b", "tool": "nobody.email", "input": {"email": "{{ row.email }}"}},
@@ -288,7 +291,7 @@ async def test_an_invalid_request_is_refused_with_every_fault_and_nothing_is_hal
 
 
 @pytest.mark.parametrize("partition", ["the client's own", "another"])
-async def test_a_plain_producer_starts_a_run_whatever_partition_it_chose(line: Line, partition: str) -> None:
+async def test_V1_a_plain_producer_starts_a_run_whatever_partition_it_chose(line: Line, partition: str) -> None:
     run = f"plain-{time.time_ns()}"
     home = address.partition_of(run, line.system.partitions)
     chosen = None if partition == "the client's own" else (home + 1) % line.system.partitions
@@ -344,7 +347,7 @@ async def test_case_I4_a_run_id_means_one_run(broker: str, tmp_path: Path) -> No
 # --- rows --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_run_of_a_dataset_reuses_what_stands(line: Line) -> None:
+async def test_M2_a_second_run_of_a_dataset_reuses_what_stands(line: Line) -> None:
     line.sandbox.set_faults()
     asked, rows = play("emails", name="stands"), people(10, tag="stands")
     async with line.client() as client:
@@ -357,7 +360,7 @@ async def test_a_second_run_of_a_dataset_reuses_what_stands(line: Line) -> None:
     assert len(line.billed("stands")) == 10
 
 
-async def test_lines_with_the_same_row_key_are_computed_once_and_counted(line: Line) -> None:
+async def test_M5_lines_with_the_same_row_key_are_computed_once_and_counted(line: Line) -> None:
     line.sandbox.set_faults()
     rows = [people(5, tag="twice")[number % 5] for number in range(10)]
     async with line.client() as client:
@@ -370,7 +373,7 @@ async def test_lines_with_the_same_row_key_are_computed_once_and_counted(line: L
     assert len(line.billed("twice")) == 5
 
 
-async def test_a_failed_row_stops_no_other(line: Line) -> None:
+async def test_M6_a_failed_row_stops_no_other(line: Line) -> None:
     line.sandbox.set_faults(Fault(kind=FaultKind.ERROR_BEFORE_WORK, status=422, contains="fails1@"))
     rows = people(4, tag="fails")
     del rows[2]["email"]
@@ -381,7 +384,7 @@ async def test_a_failed_row_stops_no_other(line: Line) -> None:
     assert "email" in end.failed_samples[1].message
 
 
-async def test_a_cancelled_run_makes_no_new_call_and_what_is_under_way_settles_its_receipts(line: Line) -> None:
+async def test_M15_a_cancelled_run_makes_no_new_call_and_what_is_under_way_settles_its_receipts(line: Line) -> None:
     rows, asked = people(12, tag="cancel"), play("email", provider="scripted", name="cancel")
     before = len(line.scripted.requests)
     line.scripted.hold()

@@ -28,6 +28,9 @@ from tests.support.scripted_http import ScriptedProvider
 from tests.support.system import System, people, play
 from tests.support.wait import until
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("kills")
+
 ROWS = 160
 #: Steps at which a worker kills itself, and how often it passes them before: with calls under way and rows to come.
 POINTS: Mapping[str, int] = {
@@ -168,7 +171,7 @@ def doubts_only_what_was_under_way(run: Settled, evidence: Evidence, killed_ms: 
 
 
 @pytest.mark.parametrize(("point", "data"), SCENARIOS)
-def test_after_a_kill_a_tool_that_may_not_be_repeated_is_not_and_only_what_was_under_way_is_in_doubt(
+def test_U2_after_a_kill_a_tool_that_may_not_be_repeated_is_not_and_only_what_was_under_way_is_in_doubt(
     survivors: Survivors, point: str, data: str
 ) -> None:
     after = survivor(survivors, point, data)
@@ -181,7 +184,9 @@ def test_after_a_kill_a_tool_that_may_not_be_repeated_is_not_and_only_what_was_u
 
 
 @pytest.mark.parametrize(("point", "data"), SCENARIOS)
-def test_after_a_kill_lost_calls_are_repeated_under_their_keys_and_paid_once(survivors: Survivors, point: str, data: str) -> None:
+def test_K5_U1_after_a_kill_lost_calls_are_repeated_under_their_keys_and_paid_once(
+    survivors: Survivors, point: str, data: str
+) -> None:
     after = survivor(survivors, point, data)
     run = after.runs["with-key"]
     is_settled_once(run)
@@ -190,7 +195,7 @@ def test_after_a_kill_lost_calls_are_repeated_under_their_keys_and_paid_once(sur
     assert after.billed["with-key"] == ROWS
 
 
-async def test_a_zombie_neither_calls_nor_writes_and_its_late_answers_settle_what_was_unknown(system: System) -> None:
+async def test_L4_L6_a_zombie_neither_calls_nor_writes_and_its_late_answers_settle_what_was_unknown(system: System) -> None:
     """The first worker is stopped for longer than its leases and its session; its calls' answers wait in its sockets."""
     sandbox = system.start_sandbox(concurrency=2, size=5, window=2000, latency_ms=1000)
     zombie = system.worker("w1")

@@ -42,7 +42,7 @@ input = { email = "{{ row.email }}" }
 """
 
 
-async def test_three_workers_share_the_partitions_and_a_csv_becomes_a_result(system: System, tmp_path: Path) -> None:
+async def test_Y3_three_workers_share_the_partitions_and_a_csv_becomes_a_result(system: System, tmp_path: Path) -> None:
     """By the command line, as a user would: submit a file, follow it, export it."""
     sandbox = system.start_sandbox()
     workers = [system.worker(name) for name in ("w1", "w2", "w3")]
@@ -73,4 +73,9 @@ async def test_three_workers_share_the_partitions_and_a_csv_becomes_a_result(sys
     assert all("valid" in " ".join(row.values()) for row in found)
     bill = sandbox.summary()
     assert (bill.billed_items, bill.billed_twice) == (500, 0)
+    told = await asyncio.to_thread(system.command, "run", "receipts", "csv", "--json")
+    pointers = [json.loads(line) for line in told.splitlines()]
+    assert [pointer["position"] for pointer in pointers] == list(range(500))
+    assert all(pointer["call"].startswith("csv:") and pointer["call"].endswith(":check") for pointer in pointers)
+    assert len({pointer["receipt"] for pointer in pointers}) == 500
     assert all(worker.running for worker in workers)

@@ -24,6 +24,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 import streams
 from streams.broker.local import BrokerError, LocalBroker, RunningBroker
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("local-broker")
+
 ROOT = Path(streams.__file__).parents[1]
 START = """
 import os, sys

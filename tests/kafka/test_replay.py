@@ -29,6 +29,9 @@ from streams.table import Store, StoreMemory
 from streams.until import parse_until
 from tests.support.system import System, people, play
 
+#: One process runs all of these tests: they share what one fixture prepares.
+pytestmark = pytest.mark.xdist_group("replay")
+
 ROWS = 150
 Found = dict[tuple[str, int], Digests]
 

@@ -331,7 +331,7 @@ async def test_a_data_folder_in_use_and_one_of_another_broker_are_refused(broker
 
 
 async def test_what_is_no_envelope_of_a_known_version_is_parked_and_what_follows_is_folded(tally: TallySystem) -> None:
-    """The parked part of case_H3."""
+    """case_H3: the parked part."""
     source = SOURCES[0]
     header = envelope.headers_of(source)
     newer = envelope.encode([Probed("newer")])

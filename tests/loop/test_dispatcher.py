@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +32,11 @@ from schemas.events import (
     Value,
 )
 from streams.calls import outcome_of
-from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS, steady_clock
+from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS
 from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
 from streams.journal import AnswerJournal
+from streams.leases import steady_clock
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from tests.support.dispatch import (
     BUSY,
@@ -51,30 +50,12 @@ from tests.support.dispatch import (
     not_done,
     play,
     raises,
+    story,
     value_of,
     world,
 )
 
 WINDOW = 0.25
-Story = Callable[[World], Coroutine[Any, Any, None]]
-
-
-def story(**options: Any) -> Callable[[Story], Callable[[Path], None]]:
-    """A test that is played in virtual time, with a world made with these options."""
-
-    def decorate(told: Story) -> Callable[[Path], None]:
-        async def play_it(folder: Path) -> None:
-            async with world(folder, **options) as it:
-                await told(it)
-
-        @functools.wraps(told)
-        def test(tmp_path: Path) -> None:
-            play(play_it(tmp_path))
-
-        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take the story's own parameters for fixtures
-        return test
-
-    return decorate
 
 
 def member(name: str, n: int = 1, op: int = 1) -> ClaimedMember:
@@ -90,7 +71,7 @@ def told(it: World) -> list[tuple[str, str]]:
 
 
 @story()
-async def test_a_claim_is_published_before_the_call_and_nothing_is_called_without_a_grant(it: World) -> None:
+async def test_L3_a_claim_is_published_before_the_call_and_nothing_is_called_without_a_grant(it: World) -> None:
     await it.asks("a")
     assert it.claims == [BatchClaimed(LANE, "p.never", "", it.claims[0].lease, 1, (member("a"),))]
     await it.passes(1.0)
@@ -141,7 +122,7 @@ async def test_B5_a_single_one_goes_unbatched_after_its_window(it: World) -> Non
 
 
 @story()
-async def test_B3_a_receipt_that_is_asked_for_by_many_is_called_for_once(it: World) -> None:
+async def test_B3_Y1_a_receipt_that_is_asked_for_by_many_is_called_for_once(it: World) -> None:
     await it.asks("a", run="one")
     await it.asks("a", run="two")
     await it.turn()
@@ -214,7 +195,9 @@ async def test_a_claim_of_an_owner_before_us_is_neither_called_nor_held_against_
 
 
 @pytest.mark.parametrize(("margin", "called"), [(START_MARGIN_SECONDS + 0.01, True), (START_MARGIN_SECONDS - 0.01, False)])
-def test_a_grant_that_comes_when_the_lease_is_over_or_nearly_is_given_back(tmp_path: Path, margin: float, called: bool) -> None:
+def test_L3_L5_a_grant_that_comes_when_the_lease_is_over_or_nearly_is_given_back(
+    tmp_path: Path, margin: float, called: bool
+) -> None:
     """Rule 2 of the dispatcher: the lease runs from the clock that was read before the claim was published."""
 
     async def late() -> None:
@@ -262,7 +245,7 @@ async def test_L2_heartbeats_name_every_lease_in_flight_and_no_other(it: World) 
 
 
 @story()
-async def test_a_call_that_outlives_many_leases_is_kept_alive_and_settles(it: World) -> None:
+async def test_L2_a_call_that_outlives_many_leases_is_kept_alive_and_settles(it: World) -> None:
     hang = Hangs()
     it.caller.scripts.append(hang)
     await it.asks("a")
@@ -468,7 +451,7 @@ async def test_a_call_that_waits_for_its_place_is_given_back_when_the_partition_
 
 
 @story(pace={"concurrency": 1})
-async def test_L7_a_stop_gives_back_a_call_that_waits_for_its_place(it: World) -> None:
+async def test_L7_R7_a_stop_gives_back_a_call_that_waits_for_its_place(it: World) -> None:
     """Nothing was sent, so it must not end as unknown when its lease is over."""
     await waits_for_room(it)
     await it.dispatcher.stop()
@@ -582,7 +565,7 @@ async def test_K6_a_repeated_batch_carries_members_that_have_settled_meanwhile_i
 
 
 @story()
-async def test_a_refreshed_receipt_is_called_under_a_key_of_its_own(it: World) -> None:
+async def test_K5_a_refreshed_receipt_is_called_under_a_key_of_its_own(it: World) -> None:
     await it.asks("a", "key")
     await it.turns(0.5)
     await it.asks("a", "key", run="again", mode=Mode.FULL_REFRESH)
@@ -628,6 +611,9 @@ def test_B11_a_broker_that_cannot_be_reached_ends_the_worker_and_no_answer_is_lo
             await it.asks("a")
             it.log.trouble = Unreachable("no broker")
             await it.turn()
+            assert it.failures == []
+            # It was tried again after 1, 3 and 9 seconds, and then for no longer (S3).
+            await it.passes(13.5)
             assert {str(failure) for failure in it.failures} == {"no broker"}
             it.failures.clear()
             kept = [end.receipt for _, events in it.journal.unpublished() for end in events]
@@ -662,7 +648,7 @@ async def test_S5_values_that_are_kept_aside_are_counted(it: World) -> None:
 
 
 @story()
-async def test_the_journal_has_the_answer_before_it_is_published_and_forgets_it_once_it_is_acknowledged(it: World) -> None:
+async def test_S5_the_journal_has_the_answer_before_it_is_published_and_forgets_it_once_it_is_acknowledged(it: World) -> None:
     seen: list[list[str]] = []
 
     def look(topic: str, _events: object) -> None:
@@ -698,7 +684,7 @@ async def test_S5_a_full_disk_keeps_no_paid_answer_from_being_published(it: Worl
     assert sorted(published) == ["a", "b"]
 
 
-def test_what_a_killed_process_had_read_is_published_by_the_next_one(tmp_path: Path) -> None:
+def test_S5_what_a_killed_process_had_read_is_published_by_the_next_one(tmp_path: Path) -> None:
     end = AttemptEnded("a", 1, 0, "L", Value(b'"paid"'))
 
     async def again() -> None:
@@ -723,7 +709,7 @@ def test_what_a_killed_process_had_read_is_published_by_the_next_one(tmp_path: P
 
 
 @story()
-async def test_a_revoked_lane_gives_back_what_was_not_granted_and_claims_nothing_more(it: World) -> None:
+async def test_R7_a_revoked_lane_gives_back_what_was_not_granted_and_claims_nothing_more(it: World) -> None:
     await it.asks("b", "batch")
     await it.asks("a")
     await it.revoked()
@@ -796,7 +782,7 @@ async def test_L7_a_call_that_does_not_end_within_the_grace_time_is_left_to_its_
 
 
 @story(pace={"requests_per_second": 20.0, "concurrency": 9})
-async def test_L7_a_stop_gives_back_a_granted_call_that_still_waits_for_its_moment(it: World) -> None:
+async def test_L7_R7_a_stop_gives_back_a_granted_call_that_still_waits_for_its_moment(it: World) -> None:
     await it.asks("ab")
     await it.turn()
     assert it.caller.asked == ["a"]

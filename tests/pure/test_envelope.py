@@ -70,6 +70,7 @@ from schemas.states import (
     Cell,
     CellStatus,
     Flag,
+    Followers,
     OpenReceipt,
     Out,
     Receipt,
@@ -108,8 +109,8 @@ def values_of(shape: shapes.Type) -> st.SearchStrategy[Any]:
             return st.booleans()
         case shapes.IntType():
             return st.integers(-(2**63), 2**64 - 1)
-        case shapes.StrType():
-            return st.text(max_size=12)
+        case shapes.StrType(min_length=least):
+            return st.text(min_size=least or 0, max_size=12)
         case shapes.BytesType():
             return st.binary(max_size=40)
         case shapes.NoneType():
@@ -164,7 +165,7 @@ def test_events_of_every_topic_arrive_as_they_were_sent(topic: str, data: st.Dat
         max_size=5,
     )
 )
-def test_envelopes_keep_order_and_limits_and_are_no_more_than_needed(runs: list[tuple[int, int]]) -> None:
+def test_S2_envelopes_keep_order_and_limits_and_are_no_more_than_needed(runs: list[tuple[int, int]]) -> None:
     sent = [event_of(size) for size, count in runs for _ in range(count)]
     found = [unpack("row-control", value, headers_of("row-control")) for value in pack(iter(sent))]
     assert [event for one in found for event in one] == sent
@@ -175,7 +176,7 @@ def test_envelopes_keep_order_and_limits_and_are_no_more_than_needed(runs: list[
         assert len(one) == EVENTS_MAX or sum(sizes_of(one)) + sizes_of(following)[0] > BYTES_MAX
 
 
-def test_five_hundred_events_share_an_envelope_and_one_more_begins_the_next() -> None:
+def test_S2_five_hundred_events_share_an_envelope_and_one_more_begins_the_next() -> None:
     assert len(list(pack([event_of(30)] * EVENTS_MAX))) == 1
     assert len(list(pack([event_of(30)] * (EVENTS_MAX + 1)))) == 2
     assert list(pack([])) == []
@@ -187,7 +188,7 @@ def test_a_large_event_travels_alone_between_its_neighbours() -> None:
     assert found == [[small, small], [large], [small]]
 
 
-def test_the_largest_event_travels_and_a_larger_one_is_refused_by_type_and_size() -> None:
+def test_S2_the_largest_event_travels_and_a_larger_one_is_refused_by_type_and_size() -> None:
     (value,) = pack([event_of(EVENT_BYTES_MAX)])
     assert len(value) == EVENT_BYTES_MAX + 1
     with pytest.raises(EventTooLarge, match=r"^one RunCancelled has 8,388,609 bytes; a message carries at most 8,388,608$"):
@@ -205,7 +206,7 @@ def test_the_largest_event_travels_and_a_larger_one_is_refused_by_type_and_size(
         ([("schema", b"row-control/9"), ("schema", b"row-control/1")], "'row-control/9'"),
     ],
 )
-def test_another_header_is_refused_with_both_versions(headers: list[tuple[str, bytes]], found: str) -> None:
+def test_V5_another_header_is_refused_with_both_versions(headers: list[tuple[str, bytes]], found: str) -> None:
     with pytest.raises(EnvelopeError) as refused:
         unpack("row-control", envelope.encode([RunCancelled("run")]), headers)
     assert str(refused.value) == f"row-control: expected schema 'row-control/1', found {found}"
@@ -365,6 +366,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "CountersDue": commands.CountersDue("run-1"),
     "ProgressDue": commands.ProgressDue("run-1"),
     "LeaseJudgedExpired": commands.LeaseJudgedExpired("lease-1", MEMBERS),
+    "WaitsDue": commands.WaitsDue("9f" * 20, 1_800_000_000_123),
     "AnswersDue": commands.AnswersDue("9f" * 20, "call-9"),
     "RunRequested": commands.RunRequested("run-1", "org", "d1" * 16, PLAY, (), (ROW.fields,), True, 1, True, True),
     "RunRequested: refused": commands.RunRequested("run-1", "", "d1" * 16, None, ("play.columns: Field required",)),
@@ -412,6 +414,7 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     "i Ask": Ask(b'{"email":"a@b.c"}'),
     "w Waiter": Waiter("run-1", 5, 1, 2, Flag.UNKNOWN, True),
     "o OpenReceipt": OpenReceipt(),
+    "f Followers": Followers("acme.verify", ["call-8", "call-9"]),
     "v StoredValue": StoredValue(b'{"status":"ok"}'),
     "b Batch": Batch("acme.verify", "org/acme", (("9f" * 20, 0, 7), ("a0" * 20, 1, 8))),
     "k Task": Task(

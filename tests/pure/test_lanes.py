@@ -328,7 +328,7 @@ def test_the_pace_does_not_hide_what_becomes_ready_earlier() -> None:
     assert (left(departures), again) == (["a"], 0.5)
 
 
-def test_a_batch_that_is_to_be_repeated_leaves_as_that_batch_and_with_nothing_else() -> None:
+def test_K6_a_batch_that_is_to_be_repeated_leaves_as_that_batch_and_with_nothing_else() -> None:
     it = lane()
     it.queue("a", "p.batch", "run", need(2, batch="batch:1"), 0.0, 0.0)
     it.queue("b", "p.batch", "other", need(2, batch="batch:1"), 0.01, 0.01)

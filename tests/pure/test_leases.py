@@ -88,7 +88,7 @@ def test_a_renewal_of_an_unknown_lease_makes_none(watch: Watch) -> None:
     assert watch.leases.leases == {}
 
 
-def test_a_call_in_flight_here_never_runs_out(watch: Watch) -> None:
+def test_L4_a_call_in_flight_here_never_runs_out(watch: Watch) -> None:
     watch.claimed("ours", "r1")
     watch.claimed("theirs", "r2", foreign=True)
     watch.after(100 * TTL)

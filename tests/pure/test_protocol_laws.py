@@ -119,7 +119,7 @@ def test_a_topic_read_again_from_its_start_gives_the_same_record(queues: tuple[l
 
 
 @given(topics)
-def test_the_first_value_of_an_attempt_stays_and_terminal_stays_terminal(queues: tuple[list[Event], ...]) -> None:
+def test_R9_the_first_value_of_an_attempt_stays_and_terminal_stays_terminal(queues: tuple[list[Event], ...]) -> None:
     table = g.receipts()
     first: dict[int, str | None] = {}
     current_epoch = -1
@@ -135,7 +135,7 @@ def test_the_first_value_of_an_attempt_stays_and_terminal_stays_terminal(queues:
 
 
 @given(topics)
-def test_nothing_that_was_paid_for_is_lost(queues: tuple[list[Event], ...]) -> None:
+def test_S5_nothing_that_was_paid_for_is_lost(queues: tuple[list[Event], ...]) -> None:
     """Every value that ever arrived is the attempt's value or is kept aside (S5)."""
     import hashlib
 
@@ -150,7 +150,7 @@ def test_nothing_that_was_paid_for_is_lost(queues: tuple[list[Event], ...]) -> N
 
 
 @given(topics)
-def test_a_lane_never_needs_an_attempt_while_one_is_live(queues: tuple[list[Event], ...]) -> None:
+def test_R3_a_lane_never_needs_an_attempt_while_one_is_live(queues: tuple[list[Event], ...]) -> None:
     receipt = fold([event for queue in queues for event in queue])
     need = protocol.need(receipt, receipt.waiters.values(), protocol.standing(receipt))
     if need is not None:
@@ -160,7 +160,7 @@ def test_a_lane_never_needs_an_attempt_while_one_is_live(queues: tuple[list[Even
 
 @given(topics)
 @settings(max_examples=300)
-def test_no_new_operation_while_a_call_under_the_last_may_still_be_billed(queues: tuple[list[Event], ...]) -> None:
+def test_K5_no_new_operation_while_a_call_under_the_last_may_still_be_billed(queues: tuple[list[Event], ...]) -> None:
     """The operation rule (K5): a new key only once every unreleased attempt under the old one has a definite answer."""
     receipt = fold([event for queue in queues for event in queue])
     for epoch in range(3):

@@ -200,7 +200,7 @@ def test_a_late_value_replaces_unknown_and_reaches_its_waiter_once() -> None:
     assert ("tool-results", 0) not in table.given(g.value(1, lease="L1")).events
 
 
-def test_a_used_up_repeat_ends_unknown_whatever_the_tool_allows() -> None:
+def test_U2_a_used_up_repeat_ends_unknown_whatever_the_tool_allows() -> None:
     table = g.receipts()
     outbox = table.given(g.request(), g.claim(1, "L1"), g.ambiguous(1, used_up=True))
     assert [event.answer.value for event in outbox.events[("tool-results", 0)]] == ["unknown"]  # type: ignore[attr-defined]

@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import envelope
-from schemas.commands import AnswersDue, CancelRequested, Parked, ProgressDue, RecoveryEnded, RowsSealed
+from schemas.commands import AnswersDue, CancelRequested, Parked, ProgressDue, RecoveryEnded, RowsSealed, WaitsDue
 from schemas.events import CallCounts, Event, RowCounts, RowsCounted
 from schemas.providers import Providers
-from schemas.states import OPEN, TURN_KEY, Segment, TurnRecord
+from schemas.states import FOLLOWERS, OPEN, RECEIPT, TURN_KEY, Flag, Receipt, Segment, TurnRecord
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.engine.digest import digests_of
+from streams.engine.waits import Waits
 from streams.errors import StateError, UsageError
 from streams.inbox import Delivery, Inbox
 from streams.refold import TABLES, Refold, Source, events_of
@@ -153,6 +154,26 @@ def test_N6_V1_receipts_folded_again_from_the_journal_are_the_same_bytes(
     owners = data.draw(st.lists(st.integers(0, len(turns)), max_size=2))
     asyncio.run(run(line, [turn for turn in turns if turn[1]], owners))
     line.check()
+
+
+def test_N6_R4_a_wait_that_was_over_is_folded_as_it_was_under_any_setting() -> None:
+    """The worker's wait was a millisecond; whoever replays knows nothing of that."""
+    line = Line(receipts_agent(Waits(1)))
+    asked = [line.put_events("tool-requests", g.request("c1", run="one"), g.request("c2", run="one"))]
+    claimed = [line.put_events("receipt-claims", g.claim(1, "L1"))]
+    followed = [line.put_events("tool-requests", g.request("c3", run="two"))]
+
+    async def played() -> None:
+        await line.owner(([], asked), ([], claimed), ([], followed))
+        ((key, _),) = line.store.scan(FOLLOWERS)
+        await line.owner(([WaitsDue(g.R, int(key.rpartition(b"\x00")[2]))], []))
+
+    asyncio.run(played())
+    line.check()
+    assert not list(line.store.scan(FOLLOWERS))
+    kept: Any = line.refolded().store
+    receipt = msgspec.msgpack.decode(kept.data[RECEIPT + g.R.encode()], type=Receipt)
+    assert receipt.waiters["c3"].flag is Flag.FAILED
 
 
 def request(kind: str, run: str = "run-0", **fields: Any) -> bytes:

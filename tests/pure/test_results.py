@@ -72,14 +72,14 @@ def test_a_get_refuses_what_is_not_flat(fields: bytes) -> None:
     assert (refused.fault.code, refused.fault.repairable) == ("bad_input", False)
 
 
-def test_a_batch_carries_its_inputs_byte_for_byte() -> None:
+def test_B4_a_batch_carries_its_inputs_byte_for_byte() -> None:
     ones = (CallMember("r1", b'{"n":1e21,"big":18446744073709551617}'), CallMember("r2", b'"text"'))
     assert batch_body(form(), ones) == b'{"items":[{"n":1e21,"big":18446744073709551617},"text"]}'
     assert batch_body(form(list_field="data.list"), ones[1:]) == b'{"data":{"list":["text"]}}'
     assert batch_body(form(list_field=""), ones[1:]) == b'["text"]'
 
 
-def test_a_correlated_batch_sets_each_receipt_and_changes_nothing_else() -> None:
+def test_B4_a_correlated_batch_sets_each_receipt_and_changes_nothing_else() -> None:
     ones = (CallMember("r1", b'{"n":1e21,"id":7}'), CallMember("r2", b'{"big":18446744073709551617}'))
     body = batch_body(form(match_key="id"), ones)
     assert body == b'{"items":[{"n":1e21,"id":"r1"},{"big":18446744073709551617,"id":"r2"}]}'
@@ -115,14 +115,14 @@ def test_an_input_that_cannot_be_correlated_is_refused_alone(unusable: bytes) ->
         (b'\xef\xbb\xbf{"a":1}', "", b'{"a":1}'),
     ],
 )
-def test_case_e3_an_answer_is_its_value_also_an_empty_one(body: bytes, path: str, output: bytes) -> None:
+def test_case_E3_an_answer_is_its_value_also_an_empty_one(body: bytes, path: str, output: bytes) -> None:
     assert single_outcome(body, steps_of(path)) == Answered(output)
 
 
 @pytest.mark.parametrize(
     "body", [b"<!doctype html>", b'{"a":', b'{"a":1}}', b"NaN", b'{"a":1e400}', b'"\xff"', b'"\\ud800"', b"[" * 100_000]
 )
-def test_case_e3_junk_is_doubtful_and_never_completed(body: bytes) -> None:
+def test_case_E3_junk_is_doubtful_and_never_completed(body: bytes) -> None:
     outcome = single_outcome(body, ())
     assert isinstance(outcome, Doubtful)
     assert outcome.fault.code == "bad_response"
@@ -138,7 +138,7 @@ def test_what_no_receipt_could_hold_is_doubtful() -> None:
 # --- one answer for many ---
 
 
-def test_results_belong_to_inputs_by_position() -> None:
+def test_B4_results_belong_to_inputs_by_position() -> None:
     outcomes = split(form(result="value"), members("a", "b", "c"), answer({"value": 1}, {"value": None}, {}))
     assert outcomes == (Answered(b"1"), NO_RESULT, NO_RESULT)
     assert split(form(result_list=""), members("a"), b'[{"x":1}]') == (Answered(b'{"x":1}'),)
@@ -146,7 +146,7 @@ def test_results_belong_to_inputs_by_position() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_by_position_a_wrong_count_makes_all_doubtful(count: int) -> None:
+def test_B6_by_position_a_wrong_count_makes_all_doubtful(count: int) -> None:
     outcomes = split(form(), members("a", "b"), answer(*range(count)))
     assert [type(outcome) for outcome in outcomes] == [Doubtful, Doubtful]
     assert {code(outcome) for outcome in outcomes} == {"results_mismatch"}
@@ -158,7 +158,7 @@ def test_an_answer_without_the_list_is_doubtful(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"null"])
-def test_no_content_is_no_result_for_all(body: bytes) -> None:
+def test_B10_no_content_is_no_result_for_all(body: bytes) -> None:
     assert split(form(), members("a", "b"), body) == (NO_RESULT, NO_RESULT)
 
 
@@ -167,12 +167,12 @@ def test_a_correlated_output_is_without_the_key_that_was_added() -> None:
     assert outcomes == (Answered(b'{"x":1}'), Answered(b'{"x":2}'))
 
 
-def test_strangers_and_things_without_a_key_belong_to_nobody() -> None:
+def test_B6_strangers_and_things_without_a_key_belong_to_nobody() -> None:
     body = answer({"id": "z", "x": 9}, {"id": 1, "x": 9}, {"x": 9}, "a", None, {"id": "a", "x": 1})
     assert split(form(match_key="id"), members("a", "1"), body) == (Answered(b'{"x":1}'), NO_RESULT)
 
 
-def test_a_key_that_comes_twice_makes_only_its_member_doubtful() -> None:
+def test_B6_a_key_that_comes_twice_makes_only_its_member_doubtful() -> None:
     body = answer({"id": "a", "x": 1}, {"id": "b", "x": 2}, {"id": "a", "x": 3})
     first, second = split(form(match_key="id"), members("a", "b"), body)
     assert isinstance(first, Doubtful)
@@ -181,7 +181,7 @@ def test_a_key_that_comes_twice_makes_only_its_member_doubtful() -> None:
 
 
 @given(data=st.data())
-def test_no_answer_gives_a_member_its_neighbours_result(data: st.DataObject) -> None:
+def test_B6_no_answer_gives_a_member_its_neighbours_result(data: st.DataObject) -> None:
     receipts = data.draw(st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=8, unique=True))
     # Any choice, in any order, with repetitions, from what was asked for and from strangers.
     keys = data.draw(st.lists(st.sampled_from([*receipts, "stranger", "other"]), max_size=12))
@@ -197,7 +197,7 @@ def test_no_answer_gives_a_member_its_neighbours_result(data: st.DataObject) -> 
 
 
 @given(asked=st.integers(1, 6), answered=st.integers(0, 8))
-def test_by_position_nothing_is_shifted(asked: int, answered: int) -> None:
+def test_B6_by_position_nothing_is_shifted(asked: int, answered: int) -> None:
     outcomes = split(form(), members(*map(str, range(asked))), answer(*range(answered)))
     if asked == answered:
         assert outcomes == tuple(Answered(str(place).encode()) for place in range(asked))
@@ -206,7 +206,7 @@ def test_by_position_nothing_is_shifted(asked: int, answered: int) -> None:
 
 
 @given(numbers=st.lists(st.integers(-(10**30), 10**30), min_size=1, max_size=5))
-def test_case_d3_integers_pass_digit_for_digit(numbers: list[int]) -> None:
+def test_case_D3_integers_pass_digit_for_digit(numbers: list[int]) -> None:
     ones = tuple(CallMember(f"r{place}", b'{"n":%d}' % number) for place, number in enumerate(numbers))
     body = batch_body(form(match_key="id"), ones)
     assert isinstance(body, bytes)
@@ -232,7 +232,7 @@ def test_case_d3_integers_pass_digit_for_digit(numbers: list[int]) -> None:
         (True, Refused, "True"),
     ],
 )
-def test_case_f5_an_item_error_is_that_items_alone(error: object, kind: type[NotDone | Refused], message: str) -> None:
+def test_case_F5_an_item_error_is_that_items_alone(error: object, kind: type[NotDone | Refused], message: str) -> None:
     first, second = split(form(), members("a", "b"), answer({"error": error}, {"x": 1}))
     assert isinstance(first, kind)
     assert (first.fault.code, first.fault.message) == ("item_error", message)

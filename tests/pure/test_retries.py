@@ -40,12 +40,12 @@ DATE_AHEAD = formatdate(NOW + 3, usegmt=True)
         ([0, 100, 101, 103, 600, 999], Kind.DOUBTFUL),
     ],
 )
-def test_each_status_has_its_kind(statuses: list[int], kind: Kind) -> None:
+def test_P2_each_status_has_its_kind(statuses: list[int], kind: Kind) -> None:
     for status in statuses:
         assert classify(status, has_retry_after=False) is kind, status
 
 
-def test_a_503_is_not_done_only_when_it_says_when_to_come_back() -> None:
+def test_P2_a_503_is_not_done_only_when_it_says_when_to_come_back() -> None:
     assert classify(503, has_retry_after=True) is Kind.NOT_DONE
     assert classify(503, has_retry_after=False) is Kind.DOUBTFUL
 
@@ -162,14 +162,14 @@ def test_no_header_makes_it_raise_or_leave_its_bounds(values: list[str], now: fl
 
 
 @given(jitters=st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40))
-def test_waits_grow_whatever_the_jitter_and_stay_under_the_cap(jitters: list[float]) -> None:
+def test_P2_waits_grow_whatever_the_jitter_and_stay_under_the_cap(jitters: list[float]) -> None:
     waits = [backoff_ms(attempt, jitter=jitter) for attempt, jitter in enumerate(jitters, start=1)]
     growing = waits[:4]  # the fifth is floored at half the cap
     assert all(earlier <= later for earlier, later in itertools.pairwise(growing))
     assert all(250 <= wait <= BACKOFF_MAX_MS for wait in waits)
 
 
-def test_waits_double_from_a_quarter_of_a_second() -> None:
+def test_P2_waits_double_from_a_quarter_of_a_second() -> None:
     assert [backoff_ms(attempt, jitter=0.0) for attempt in range(1, 9)] == [250, 500, 1000, 2000, 2500, 2500, 2500, 2500]
     assert backoff_ms(1, jitter=0.5) == 375
     assert backoff_ms(10**9, jitter=0.999) < BACKOFF_MAX_MS

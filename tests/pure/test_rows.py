@@ -344,6 +344,15 @@ def test_R8_a_cell_says_how_its_value_came_and_it_is_counted(mark: Mark, status:
     assert event.calls == CallCounts(**{mark.value: 1})
 
 
+def test_Y3_what_asks_names_run_and_call_with_the_receipt_and_the_sheet_keeps_it_for_later_runs() -> None:
+    table = rows_table()
+    request = ask(table.given(opened(), added(row(0))))
+    assert (request.run, request.call.split(":")) == ("run", ["run", "key0", "check"])
+    (shown,) = sheet(table.given(answer(request, "v")))
+    assert (shown.cells["check"].receipt, shown.cells["check"].run) == (request.receipt, "run")
+    assert table.given(opened("later"), added(row(0), run="later")).public == [], "a run that reuses the row changes no pointer"
+
+
 def test_B10_no_result_is_complete() -> None:
     table = rows_table()
     request = ask(table.given(opened(), added(row(0))))
@@ -373,7 +382,7 @@ def test_M13_three_samples_of_failed_rows_and_a_count() -> None:
     assert event.samples == tuple((position, "check", NO.message) for position in range(3))
 
 
-def test_one_answer_reaches_every_row_that_waits_for_its_receipt() -> None:
+def test_B3_one_answer_reaches_every_row_that_waits_for_its_receipt() -> None:
     table = rows_table()
     one, two = asked(table.given(opened(), added(row(0, x="a"), row(1, x="a"))))
     both = CallsAnswered(one.receipt, 1, Answer.COMPLETED, ((one.call, Mark.LIVE), (two.call, Mark.IN_FLIGHT)), b'"v"')
@@ -641,7 +650,7 @@ outcomes_of_rows = st.lists(st.sampled_from(("completed", "failed", "unknown", "
 
 
 @given(outcomes_of_rows, st.data())
-def test_I1_every_event_twice_and_in_turns_of_any_size_gives_the_same_counts(outcomes: list[str], data: st.DataObject) -> None:
+def test_case_I1_every_event_twice_and_in_turns_of_any_size_gives_the_same_counts(outcomes: list[str], data: st.DataObject) -> None:
     events = [event for event in story(rows_table(), outcomes) for _ in range(2)]
     table = rows_table()
     done = 0

@@ -32,7 +32,7 @@ def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
         ("hidden", None),
     ],
 )
-def test_a_missing_secret_is_named_by_its_reference_never_by_its_value(
+def test_V3_a_missing_secret_is_named_by_its_reference_never_by_its_value(
     tmp_path: Path, reference: str, content: bytes | None
 ) -> None:
     if content is not None:
@@ -53,7 +53,7 @@ def test_only_providers_with_auth_have_a_secret() -> None:
     assert resolve_all(Providers.model_validate({"providers": providers}), {"K": "v"}) == {"paid": "v"}
 
 
-def test_a_secret_is_hidden_in_every_spelling() -> None:
+def test_V3_a_secret_is_hidden_in_every_spelling() -> None:
     text = redact('a k/1+"z b k%2F1%2B%22z c k/1%2B%22z d k/1+\\"z e', ["k/1", 'k/1+"z', ""])
     assert text == "a [secret] b [secret] c [secret] d [secret] e"
 

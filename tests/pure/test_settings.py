@@ -46,12 +46,14 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "grace_seconds": 1.5,
         "stall_seconds": 9.5,
         "broker_seconds": 107.5,
+        "publish_seconds": 4.5,
         "inbox_bytes_max": 101,
         "turn_bytes_max": 102,
         "fetch_bytes_max": 100_003,
         "write_buffer_bytes": 2_000_004,
         "block_cache_bytes": 2_000_005,
         "attempts_max": 7,
+        "receipt_wait_ms": 108,
         "call_seconds": 8.5,
         "response_bytes_max": 106,
         "kill_at": "rows:folded",
@@ -108,6 +110,11 @@ def test_an_unknown_setting_is_named() -> None:
 )
 def test_an_invalid_setting_is_named_by_its_variable(name: str, value: str) -> None:
     assert refused({PREFIX + name: value}).startswith(f"settings: {PREFIX}{name}: ")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "", "0.1"])
+def test_case_E1_no_claim_can_be_made_without_time_left(seconds: str) -> None:
+    assert refused({"PAIDONCE_LEASE_SECONDS": seconds}).startswith("settings: PAIDONCE_LEASE_SECONDS: ")
 
 
 def test_all_faults_are_named_at_once() -> None:

@@ -20,11 +20,10 @@ from schemas.events import (
     RunOpened,
     ToolRequested,
 )
-from schemas.providers import Pace, Providers
-from streams.dispatcher import pace_of
+from schemas.providers import Providers
 from streams.engine.cells import BUCKET_BYTES_MAX, bucket_of
 from streams.engine.effects import Queued
-from streams.engine.lanes import JOIN_SECONDS, Departure, Lane, LanePace, ToolForm
+from streams.engine.lanes import JOIN_SECONDS, Departure, Lane, LanePace, ToolForm, pace_of
 from streams.engine.port import Outbox
 from streams.engine.protocol import Need
 from streams.engine.rows import RowsEngine
@@ -215,15 +214,18 @@ def test_B1_the_lane_is_told_in_the_turn_that_asks_and_not_when_it_is_asked_agai
 # --- parallelism --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pace", "ceiling", "batches"), [(Pace(), 50, 4), (Pace(concurrency=7), 7, 7), (Pace(concurrency=80), 80, 80)]
-)
-def test_B9_pace_suggests_how_many_calls_and_batches_are_under_way(pace: Pace, ceiling: int, batches: int) -> None:
-    assert (pace_of(pace).concurrency, pace_of(pace).batches) == (ceiling, batches)
+def paced(**pace: Any) -> LanePace:
+    described = {"base_url": "https://p.example", "pace": pace, "tools": {"t": {"path": "/t"}}}
+    return pace_of(Providers.model_validate({"providers": {"p": described}}), "org/p")
+
+
+@pytest.mark.parametrize(("pace", "ceiling", "batches"), [({}, 50, 4), ({"concurrency": 7}, 7, 7), ({"concurrency": 80}, 80, 80)])
+def test_B9_pace_suggests_how_many_calls_and_batches_are_under_way(pace: dict[str, Any], ceiling: int, batches: int) -> None:
+    assert (paced(**pace).concurrency, paced(**pace).batches) == (ceiling, batches)
 
 
 def test_B9_four_batches_and_no_more_where_nothing_is_said_while_single_calls_go_on() -> None:
-    it = lane(pace_of(Pace()))
+    it = lane(paced())
     for number in range(6):
         queue(it, f"{number}abc"[0], bucket=str(number))
         it.queue(f"m{number}", "p.batch", "run", Need(1, 0, 1, 0, ""), 0.0, 0.0, str(number))

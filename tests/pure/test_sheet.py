@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.address import row_key
+from streams.cli.receipts import Pointer, pointers
 from streams.sheet import RunSheet
 
 PLAY = {
@@ -55,6 +56,20 @@ def test_chunks_that_come_twice_change_nothing() -> None:
             sheet.take_request(chunk)
         sheet.take_request(message(type="rows_sealed", total=4))
         assert [identity for _, identity, _ in lines_of(sheet)] == ["0", "1", "2", "3"]
+
+
+def test_Y3_each_cell_points_from_its_call_to_its_receipt() -> None:
+    """A reused cell names the run whose call made it; a duplicate has its row's receipt; what asked for nothing has no line."""
+    key, raw = state_of("a", 0, 1)
+    state = json.loads(raw)
+    state["cells"]["check"] |= {"receipt": "9f", "run": "earlier", "status": "cached"}
+    state["cells"]["skipped"] = {"status": "skipped", "run": "run-1"}
+    with RunSheet("run-1") as sheet:
+        sheet.take_request(requested([{"id": "a"}, {"id": "b"}, {"id": "a"}]))
+        sheet.take_state(key, json.dumps(state).encode())
+        row = key.decode().partition("/")[2]
+        call = f"earlier:{row}:check"
+        assert list(pointers(sheet)) == [Pointer(0, "check", call, "9f", "cached"), Pointer(2, "check", call, "9f", "cached")]
 
 
 def test_rows_of_other_datasets_and_runs_change_nothing() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import selectors
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from schemas.commands import RecoveryEnded
 from schemas.events import AttemptEnded, BatchClaimed, Event, Fault, LeaseReleased, Mode, Repeat, ToolRequested
 from schemas.providers import Providers
 from streams.dispatcher import Dispatcher
-from streams.engine.port import Context
+from streams.engine.port import Context, Wake
 from streams.engine.receipts import ReceiptsEngine
 from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
@@ -164,19 +165,33 @@ class Log:
         self.trouble: PaidonceError | None = None
         self.before: Callable[[str, Sequence[Event]], None] = lambda _topic, _events: None
         self.running = False
+        self.renewed = 0
 
     async def start(self) -> None:
         """Connect."""
         self.running = True
 
-    async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
-        """Publish events and wait until they are acknowledged."""
+    def enqueue(self, topic: str, partition: int, events: Sequence[Event]) -> asyncio.Future[None]:
+        """Publish events; the future is done when they are acknowledged."""
         assert self.running, "published before the start or after the stop"
         if self.trouble is not None:
-            raise self.trouble
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(self.trouble)
+            return failed
         self.before(topic, events)
         self.published += [(topic, partition, event) for event in events]
+        return asyncio.ensure_future(self._acknowledged())
+
+    async def _acknowledged(self) -> None:
         await self.acknowledges.wait()
+
+    async def publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
+        """Publish events and wait until they are acknowledged."""
+        await self.enqueue(topic, partition, events)
+
+    async def renew(self) -> None:
+        """Replace a producer that has failed."""
+        self.renewed += 1
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -241,7 +256,7 @@ class World:
         assert isinstance(self.loop, VirtualLoop)
         self.time: VirtualLoop = self.loop
         self.providers = Providers.model_validate({"providers": {"p": PROVIDER | {"pace": pace or PROVIDER["pace"]}}})
-        self.settings = Settings(**({"lease_seconds": 3.0, "grace_seconds": 5.0} | settings))
+        self.settings = Settings(**({"lease_seconds": 3.0, "grace_seconds": 5.0, "data": folder} | settings))
         self.caller = ScriptedCaller()
         self.log = Log()
         self.journal = AnswerJournal(folder / "answers.journal")
@@ -252,6 +267,7 @@ class World:
         self.folded = 0
         self.began, self.began_ms = self.time.now, int(time.time() * 1000)
         self.answers: list[Event] = []
+        self.wakes: list[Wake] = []
         self.dispatcher = Dispatcher(
             self.settings,
             self.providers,
@@ -339,6 +355,7 @@ class World:
                 self.log.published += [(topic, partition, event) for event in events]
         context = Context(0, 1, self.table.generation, self.table.now_ms)
         self.dispatcher.effects("receipts", 0, outbox.effects, context)
+        self.wakes += [effect for effect in outbox.effects if isinstance(effect, Wake)]
         await self.settles()
 
     async def turns(self, seconds: float, *, every: float = 0.005) -> None:
@@ -378,3 +395,24 @@ async def world(folder: Path, **options: Any) -> Any:
     async with it:
         yield it
     assert not it.failures, it.failures
+
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def story(**options: Any) -> Callable[[Story], Callable[[Path], None]]:
+    """A test that is played in virtual time, with a world made with these options."""
+
+    def decorate(told: Story) -> Callable[[Path], None]:
+        async def play_it(folder: Path) -> None:
+            async with world(folder, **options) as it:
+                await told(it)
+
+        @functools.wraps(told)
+        def test(tmp_path: Path) -> None:
+            play(play_it(tmp_path))
+
+        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take the story's own parameters for fixtures
+        return test
+
+    return decorate

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import msgspec
+
 from schemas.events import (
     Ambiguous,
     AttemptEnded,
@@ -21,6 +25,9 @@ from schemas.events import (
     Value,
 )
 from schemas.states import RECEIPT, Receipt, record_key
+from streams.engine.effects import Queued
+from streams.engine.port import Outbox
+from streams.engine.protocol import Need
 from streams.engine.receipts import ReceiptsEngine
 from tests.support.memory import Table
 
@@ -92,6 +99,19 @@ def state(table: Table) -> Receipt:
     receipt = WorkingSet(table.reader).get(record_key(RECEIPT, R), Receipt)
     assert receipt is not None
     return receipt
+
+
+S = TypeVar("S")
+
+
+def decoded(raw: bytes, kind: type[S]) -> S:
+    """A record as the table keeps it."""
+    return msgspec.msgpack.decode(raw, type=kind)
+
+
+def needs(outbox: Outbox) -> list[Need]:
+    """The attempts that the lanes are told to claim."""
+    return [effect.need for effect in outbox.effects if isinstance(effect, Queued)]
 
 
 TOPIC_OF: dict[type[Event], str] = {

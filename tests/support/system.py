@@ -262,6 +262,8 @@ class System:
             **os.environ,
             "SANDBOX_KEY": KEY,
             "PYTHONUNBUFFERED": "1",
+            # A worker that crashes says where.
+            "PYTHONFAULTHANDLER": "1",
             **{f"PAIDONCE_{key.upper()}": str(value) for key, value in self._settings.items()},
             "PAIDONCE_PROVIDERS": str(self.providers),
             "PAIDONCE_DATA": str(self.folder / name),
