@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from schemas import address
 from schemas.events import Ambiguous, CallsAnswered, Event, Fault, JobStarted, Mode, Repeat, ToolRequested
@@ -12,32 +10,8 @@ from streams.engine.effects import Queued
 from streams.engine.lanes import JOIN_SECONDS
 from streams.errors import Unreachable
 from streams.tools.port import CallReport, JobUnderWay, ProviderCall, Refused
-from tests.support.dispatch import LANE, Hangs, World, doubtful, not_done, play, world
-
-Story = Callable[[World], Coroutine[None, None, None]]
-
-
-def story(**options: object) -> Callable[[Story], Callable[[Path], None]]:
-    """A test that is played in virtual time, with a world made with these options."""
-
-    def decorate(told: Story) -> Callable[[Path], None]:
-        async def play_it(folder: Path) -> None:
-            async with world(folder, **options) as it:
-                await told(it)
-
-        @functools.wraps(told)
-        def test(tmp_path: Path) -> None:
-            play(play_it(tmp_path))
-
-        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take the story's own parameters for fixtures
-        return test
-
-    return decorate
-
-
-def told(it: World) -> list[tuple[str, str]]:
-    """What callers were told, by receipt."""
-    return [(event.receipt, event.answer.value) for event in it.answers if isinstance(event, CallsAnswered)]
+from tests.loop.test_dispatcher import story, told
+from tests.support.dispatch import LANE, Hangs, World, doubtful, not_done
 
 
 def keys(it: World) -> list[str]:
