@@ -156,7 +156,7 @@ async def test_faults_and_settings_change_at_run_time_and_reset_forgets_all(tmp_
             assert (await client.post(f"/admin/{path}", json=wrong)).status_code == 422
         await client.post("/admin/reset")
         assert (await client.get("/admin/faults")).json() == {"faults": []}
-        assert (await client.get("/admin/settings")).json() == {"latency_ms": 0, "rate": 0, "burst": 0}
+        assert (await client.get("/admin/settings")).json() == {"latency_ms": 0, "rate": 0, "burst": 0, "job_ms": 0}
         assert sandbox.summary().requests == sandbox.summary().billed_items == 0
         assert read_bill(tmp_path / "bill.csv") == []
         await client.post(EMAIL, json={"email": "b@b.com"}, headers=with_key("k1"))

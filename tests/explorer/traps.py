@@ -41,8 +41,11 @@ class Forgetful(ReceiptsEngine):
 class Traceless(ReceiptsEngine):
     """Keeps no tombstones (T6)."""
 
-    def _withdraw(self, turn: Any, event: CallWithdrawn) -> None:
-        turn.receipt(event.receipt).waiters.pop(event.call, None)
+    def _fold(self, turn: Any, event: Event) -> None:
+        if isinstance(event, CallWithdrawn):
+            turn.receipt(event.receipt).waiters.pop(event.call, None)
+        else:
+            super()._fold(turn, event)
 
 
 class Generous(ReceiptsEngine):

@@ -81,7 +81,7 @@ def test_P10_an_attempt_that_would_submit_is_unknown_when_it_is_lost_whatever_jo
     assert needs(outbox) == [(2, 0, 2)]
     assert protocol.job_of(g.state(it), 0, 2) is None
     it.given(g.claim(2, "L2", op=2))
-    assert answers(it.given(g.expiry(2, "L2"))) == []  # told unknown before, and no more than that
+    assert answers(it.given(g.expiry(2, "L2"))) == ["unknown"]
     assert protocol.verdict(g.state(it).attempts[2], NEVER) is Verdict.UNKNOWN
 
 
