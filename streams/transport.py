@@ -55,8 +55,8 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
     async def on_thread_stop(self) -> None:
         """Stop the consumer, also while its broker is away: a thread that dies here is waited for in vain.
 
-        aiokafka 0.14 awaits the fetches that it has just cancelled, and so lets a CancelledError out that nobody asked for and skips
-        the rest (Fetcher.close).
+        aiokafka 0.14 awaits the fetches that it has just cancelled, and so lets a CancelledError out that nobody asked for and
+        skips the rest (Fetcher.close).
         """
         try:
             await super().on_thread_stop()
