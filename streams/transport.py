@@ -52,6 +52,17 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
         self.beat_at = time.monotonic()
         self.thread_loop.call_later(1.0, self._beat)
 
+    async def on_thread_stop(self) -> None:
+        """Stop the consumer, also while its broker is away: a thread that dies here is waited for in vain.
+
+        aiokafka 0.14 awaits the fetches that it has just cancelled, and so lets a CancelledError out that nobody asked for and
+        skips the rest (Fetcher.close).
+        """
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            await self._consumer._client.close()  # what it skipped; there is no public way
+
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         conf = self.app.conf
         worker = cast(Any, self.app).paidonce
