@@ -99,6 +99,14 @@ def receipt_key(
     ).key(text)
 
 
+def fresh_receipt_key(receipt: str, call: str) -> str:
+    """Name the receipt of one call that reuses nothing: by what is asked and by the call that asks (K8, P7).
+
+    A replay of the call finds it again, and no other call ever does. 40 hex digits.
+    """
+    return _digest("fresh-receipt", receipt, call)
+
+
 def auth_scope_digest(*, provider: str, base_url: str, secret_reference: str | None, account: str | None) -> str:
     """Name the credentials that a tool would use, never the secret: a rotated secret keeps the name (K3).
 
@@ -134,8 +142,8 @@ def provider_key(receipt: str, epoch: int, op: int, *, invocation: tuple[str, st
     """Give the idempotency key that a provider sees for one operation of a receipt (K5; protocol.md).
 
     epoch: refreshes asked for before. op: the number of the operation, the same on every redelivery and
-    reclaim as long as a call under it has no definite answer. invocation: (run id, call id) of a forced call,
-    else None. 40 hex digits.
+    reclaim as long as a call under it has no definite answer. invocation: of a forced call, which is its run
+    and call, or (`refresh`, refresh id) where one demand serves many calls; else None. 40 hex digits.
     """
     if invocation is None and receipt.isalnum() and receipt.isascii():
         # The same canonical text, written out: every member of every call needs one.

@@ -62,6 +62,12 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     extract: str | None = None
     #: Name of the play's dataset where receipts are private to it, ``None`` where they are shared.
     private_to: str | None = None
+    #: Index of the staleness window that the run was accepted in; ``None`` where results never expire (K4).
+    window: int | None = None
+    #: Nothing is reused: each cell's call has a receipt of its own (P7, K8).
+    fresh: bool = False
+    #: Path into the input whose value tells which requests may share a call; ``None``: all may (B4).
+    bucket: str | None = None
 
 
 class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
@@ -142,6 +148,10 @@ class ToolRequested(Event, frozen=True):
     input: bytes
     mode: Mode = Mode.NORMAL
     refresh: str | None = None
+    #: Only requests with the same text here may share a call (B4).
+    bucket: str = ""
+    #: It follows from an answer on the same lane, so that others like it come at the same moment (B1).
+    continues: bool = False
 
 
 class CallWithdrawn(Event, frozen=True):
@@ -193,6 +203,8 @@ class BatchClaimed(Event, frozen=True):
     members: tuple[ClaimedMember, ...]
     #: The batch in payload order. It differs from ``members`` only for a repeated batch of which a part has settled.
     payload: tuple[ClaimedMember, ...] = ()
+    #: The job of an earlier attempt that this one will ask for; it submits nothing (P10).
+    job: str | None = None
 
 
 class LeaseReleased(Event, frozen=True):
@@ -207,6 +219,18 @@ class LeaseExpired(Event, frozen=True):
 
     lease: str
     members: tuple[ClaimedMember, ...]
+
+
+class JobStarted(Event, frozen=True):
+    """The provider took the work of an attempt as a job, which can be asked for its state any number of times (P10).
+
+    Published before the first such question, so that whoever comes next asks on, and submits nothing again.
+    """
+
+    receipt: str
+    n: int
+    lease: str
+    job: str
 
 
 class Probed(Event, frozen=True):
@@ -368,7 +392,7 @@ EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "row-control": (RunCancelled, RunClosing, CellResolved),
     "tool-requests": (ToolRequested, CallWithdrawn),
     "lane-control": (Probed, RunClosed, ReceiptForgotten),
-    "receipt-claims": (BatchClaimed, LeaseReleased, LeaseExpired, Probed),
+    "receipt-claims": (BatchClaimed, LeaseReleased, LeaseExpired, Probed, JobStarted),
     "lease-heartbeats": (LeasesRenewed, Probed),
     "receipt-completions": (AttemptEnded, ReceiptResolved, Probed),
     "tool-results": (CallsAnswered, AttemptUnknown),

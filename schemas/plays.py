@@ -68,6 +68,8 @@ class Column(_Model):
     extract: Annotated[str, StringConstraints(pattern=r"^([^{]|$)")] | dict[str, ValuePath] | None = None
     #: How the cell is read from what was extracted; absent: as it is.
     getter: Annotated[Getter, BeforeValidator(_named)] | None = None
+    #: For this column, instead of what its tool says: results are reused for so long; 0: never (K4).
+    stale_after_seconds: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _asks_one_thing(self) -> Self:
@@ -90,6 +92,8 @@ class Column(_Model):
         unused = ["fetch"] if self.fetch is None else ["tool", "input"]
         if self.getter is None:
             unused.append("getter")
+        if self.stale_after_seconds is None:
+            unused.append("stale_after_seconds")
         return {name: value for name, value in handler(self).items() if name not in unused}
 
     @property

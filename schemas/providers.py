@@ -31,10 +31,16 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 SecretReference = Annotated[str, StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 #: A path into JSON: ``result.items`` or ``result.items.0``; empty for the whole.
 Path = Annotated[str, StringConstraints(pattern=r"^$|^[^.\s]+(\.[^.\s]+)*$")]
+#: A path below the base URL with a place for a job's name: ``/v1/jobs/{job}``.
+JobPath = Annotated[str, StringConstraints(pattern=r"^/[^{}]*\{job\}[^{}]*$")]
 #: A name in the entry-point group ``paidonce.tools``, or ``package.module:function``.
 EntryPoint = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 ]
+
+#: Calls in flight where a provider's pace names no concurrency: batches, and all calls together (B9).
+BATCHES_MAX: Final = 4
+DIRECT_CALLS_MAX: Final = 50
 
 _http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
 _LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
@@ -82,8 +88,18 @@ class Pace(_Model):
 
     requests_per_second: float | None = Field(default=None, gt=0)
     burst: int = Field(default=1, ge=1)
-    #: Calls in flight at once, over all workers.
-    concurrency: int = Field(default=4, ge=1, le=1000)
+    #: Calls in flight at once, over all workers; absent: 4 batches, and as many calls for one as make 50 in all (B9).
+    concurrency: int | None = Field(default=None, ge=1, le=1000)
+
+    @property
+    def ceiling(self) -> int:
+        """Calls in flight at once, batches included."""
+        return self.concurrency or DIRECT_CALLS_MAX
+
+    @property
+    def batches(self) -> int:
+        """Batches in flight at once."""
+        return self.concurrency or BATCHES_MAX
 
 
 class BatchForm(_Model):
@@ -98,10 +114,45 @@ class BatchForm(_Model):
     result_list: Path = "results"
     #: Field that carries a member's correlation key in both lists; absent: results are matched by position.
     match_key: str | None = None
+    #: Path into the input: only requests with the same value there may share a call; absent: all may.
+    bucket: Path | None = None
     #: Path of one member's output inside its result; empty for the whole result.
     result: Path = ""
     #: Field of a result that tells that this member failed.
     error_field: str = "error"
+
+
+class JobForm(_Model):
+    """A call that the provider takes as a job: submitted once, asked for until it ends, and then fetched (P10).
+
+    The submission is the call that is paid for; asking is free. ``{job}`` in a path stands for the job's name.
+    """
+
+    #: Path of the job's name in the answer to the submission.
+    id: Annotated[Path, StringConstraints(min_length=1)] = "id"
+    #: Asked with GET for the job's state.
+    poll_path: JobPath
+    interval_seconds: float = Field(default=2.0, gt=0, le=3600)
+    #: Path of the state in that answer.
+    state: Annotated[Path, StringConstraints(min_length=1)] = "status"
+    done: tuple[str, ...] = Field(default=("done",), min_length=1)
+    #: States in which the provider has given up and billed nothing.
+    failed: tuple[str, ...] = ("failed",)
+    #: States in which it still works; absent: all that are neither done nor failed.
+    pending: tuple[str, ...] = ()
+    #: Path of the provider's words about a failed job.
+    error: Path = "error"
+    #: Asked with GET for the result of a done job; absent: the answer that says *done* holds it, under the tool's ``result``.
+    fetch_path: JobPath | None = None
+    #: A job that has not ended by then is unknown; counted anew by whoever goes on asking after a restart.
+    deadline_seconds: float = Field(default=3600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _states_are_disjoint(self) -> Self:
+        states = [*self.done, *self.failed, *self.pending]
+        if twice := sorted({state for state in states if states.count(state) > 1}):
+            raise ValueError(f"job: each state means one thing; these stand twice: {', '.join(twice)}")
+        return self
 
 
 class Price(_Model):
@@ -151,6 +202,20 @@ class _Terms(_Model):
     max_wait_ms: int | None = Field(default=None, ge=1)
     #: Whether equal asks of different plays share one receipt (K1).
     shared: bool = True
+    #: Results are reused within windows of so many seconds of Unix time, alike for all runs; 0: never; absent: for ever (K4).
+    stale_after_seconds: int | None = Field(default=None, ge=0)
+    #: False for reads that page through a result: they are never reused, as with ``stale_after_seconds = 0`` (K8).
+    cacheable: bool = True
+    #: An unsafe write: it may never be sent twice without its key (P6).
+    requires_execution_fence: bool = False
+
+    @model_validator(mode="after")
+    def _fence_holds(self) -> Self:
+        if self.requires_execution_fence and self.repeat is Repeat.FREELY:
+            raise ValueError('requires_execution_fence forbids repeat = "freely": say "never", or "with-key"')
+        if not self.cacheable and self.stale_after_seconds:
+            raise ValueError("cacheable = false reuses nothing, so stale_after_seconds has no meaning; leave one of them out")
+        return self
 
 
 class Tool(_Terms):
@@ -162,6 +227,13 @@ class Tool(_Terms):
     result: Path = ""
     batch: BatchForm | None = None
     reconcile: Reconcile | None = None
+    job: JobForm | None = None
+
+    @model_validator(mode="after")
+    def _job_is_of_one(self) -> Self:
+        if self.job is not None and self.batch is not None:
+            raise ValueError("a tool has a batch form or a job form, not both: a job is one request's")
+        return self
 
 
 class Provider(_Model):
@@ -172,6 +244,13 @@ class Provider(_Model):
     auth: Auth | None = None
     idempotency_header: str | None = "Idempotency-Key"
     request_id_header: str = "X-Request-Id"
+    #: Names of headers in which a provider wants to be told on whose behalf it is called (P1): the runs that ask, comma-separated;
+    #: the receipt, or the batch of receipts; the digest of the credentials' scope. Absent: not sent.
+    run_header: str | None = None
+    receipt_header: str | None = None
+    auth_scope_header: str | None = None
+    #: Code in the body of a 409 by which the provider says that the credentials now belong to another account (P4).
+    auth_scope_changed_code: str | None = None
     pace: Pace = Pace()
     tools: dict[Name, Tool] = Field(min_length=1)
 
@@ -245,6 +324,8 @@ class PythonBatch(_Model):
     entry_point: EntryPoint
     size_max: int = Field(ge=2, le=10_000)
     window_ms: int = Field(default=250, ge=0, le=60_000)
+    #: Path into the input: only requests with the same value there may share a call; absent: all may.
+    bucket: Path | None = None
     #: Results are a list in the order of the inputs, or a mapping by the inputs' keys.
     match: Literal["position", "key"] = "position"
 

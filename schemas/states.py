@@ -76,6 +76,8 @@ class Attempt(msgspec.Struct, array_like=True):
     #: Digest of the value, and the value itself where it is small; a larger one is a record of its own.
     value: str | None = None
     output: bytes | None = None
+    #: The provider's name of the job that does the work (P10): asking for it is free, so it may be asked for again.
+    job: str | None = None
 
 
 class Receipt(Record):
@@ -99,6 +101,8 @@ class Receipt(Record):
     tool: str = ""
     run: str = ""
     input: bytes | None = None
+    #: Only receipts with the same text here may share a call (B4).
+    bucket: str = ""
 
 
 class Ask(Record):

@@ -32,10 +32,14 @@ from schemas.events import (
 from schemas.providers import Providers
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.engine.lanes import Departure
-from streams.engine.retries import backoff_ms
+from streams.engine.protocol import job_of
+from streams.engine.retries import backoff_ms, tries_max_of
+from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError, StateError
+from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
+from streams.tools.jobs import of_job
 from streams.tools.port import (
     Answered,
     Caller,
@@ -50,9 +54,6 @@ from streams.tools.port import (
 from streams.turn import Actor, Checkpoint
 
 log = logging.getLogger(__name__)
-
-#: A provider that is merely busy gets more patience than one that fails.
-BUSY_TRIES_MAX = 20
 
 
 @dataclass(slots=True)
@@ -73,9 +74,19 @@ class Flight:
     inputs: tuple[bytes, ...]
     #: Attempts that brought nothing so far, by receipt.
     tries: dict[str, int]
+    #: What the provider recognises each member's operation by (K5), in payload order, and the runs that asked first.
+    keys: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    #: The provider's job that does the work; known from the start where an earlier attempt submitted it (P10).
+    job: str | None = None
     #: It has its slot in the lane.
     counted: bool = False
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
+
+    @property
+    def is_batch(self) -> bool:
+        """It carries several members, or did when it was called first."""
+        return bool(self.batch)
 
 
 class Calls:
@@ -110,6 +121,7 @@ class Calls:
         self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
         #: The process stops: what waits for its moment is given back.
         self._ending = asyncio.Event()
+        self._jobs = Jobs(providers, caller, ending=self._ending, clock=clock, checkpoint=checkpoint)
         self.made = 0
 
     def flight(
@@ -150,6 +162,9 @@ class Calls:
             batch=batch,
             inputs=tuple(inputs),
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
+            keys=tuple(map(operation_key, payload, receipts)),
+            runs=tuple(dict.fromkeys(receipt.run for receipt in receipts)),
+            job=None if batch else job_of(receipts[0], payload[0].epoch, payload[0].op),
         )
 
     def start(self, flight: Flight) -> None:
@@ -212,11 +227,10 @@ class Calls:
         if self._providers.tool(flight.tool) is None:
             fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
             return CallReport(tuple(Refused(fault) for _ in flight.payload))
-        keys = [address.provider_key(member.receipt, member.epoch, member.op) for member in flight.payload]
         batched = len(flight.payload) > 1
-        key = keys[0]
+        key = flight.keys[0]
         if batched:
-            key = address.batch_provider_key(flight.batch, keys, address.payload_digest(b"\n".join(flight.inputs)))
+            key = address.batch_provider_key(flight.batch, flight.keys, address.payload_digest(b"\n".join(flight.inputs)))
         if not await self._slot(flight):
             return None
         wait = flight.send_at - self._clock()
@@ -226,7 +240,7 @@ class Calls:
         # The last look at the clock comes right before the bytes leave (dispatcher's rule 2).
         if self._ending.is_set() or not self._may_send(flight):
             return None
-        self.made += 1
+        self.made += flight.job is None
         self._checkpoint("dispatcher:calling")
         members = zip(flight.payload, flight.inputs, strict=True)
         call = ProviderCall(
@@ -235,10 +249,20 @@ class Calls:
             batched=batched,
             idempotency_key=key,
             request_id=address.request_id(key),
+            runs=flight.runs,
+            batch=flight.batch,
+            job=flight.job,
         )
-        report = await self._caller.call(call)
+        report = await self._jobs.followed(call, await self._caller.call(call), partial(self._announce, flight))
         self._on_answer(flight, report)
         return report
+
+    async def _announce(self, flight: Flight, job: str) -> None:
+        """A job was submitted: its name is in the log before anybody asks for it (P10)."""
+        (member,) = flight.members
+        events = job_started(member.receipt, member.n, flight.lease, job)
+        await self._settlement.say("receipt-claims", flight.partition, events)
+        flight.job = job
 
     def _ends(self, flight: Flight, report: CallReport) -> list[AttemptEnded]:
         """How each attempt ended, by the policy of retries: judged once, here, and written down."""
@@ -252,10 +276,22 @@ class Calls:
             member = claimed.get(carried.receipt)
             if member is None:
                 continue
+            if flight.job is not None:
+                # Asking again is no second call, whatever the tool says of calls.
+                outcome, repeat = of_job(outcome), Repeat.WITH_KEY
+            if isinstance(outcome, Refused) and (scope := scope_in(outcome.fault.code)) is not None:
+                log.warning("auth_scope_changed_reclaim: receipt %s of %s, now under scope %s", member.receipt, flight.tool, scope)
             tries = flight.tries.get(member.receipt, 0) + 1
             end = outcome_of(outcome, repeat, tries, self._settings.attempts_max, now, jitter)
             events.append(AttemptEnded(member.receipt, member.n, member.epoch, flight.lease, end))
         return events
+
+
+def operation_key(member: ClaimedMember, receipt: Receipt) -> str:
+    """What a provider recognises a member's operation by (K5): of a forced call, the demand that forced it goes into it."""
+    forced = 0 < member.epoch <= len(receipt.refreshes)
+    invocation = ("refresh", receipt.refreshes[member.epoch - 1]) if forced else None
+    return address.provider_key(member.receipt, member.epoch, member.op, invocation=invocation)
 
 
 def _payload(batch: Batch, members: tuple[ClaimedMember, ...]) -> tuple[ClaimedMember, ...]:
@@ -272,12 +308,14 @@ def outcome_of(outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: in
         case Refused(fault=fault):
             return Failed(fault)
         case NotDone(fault=fault, retry_after_seconds=retry_after):
-            limit = BUSY_TRIES_MAX if fault.code == "http_429" else tries_max
+            limit = tries_max_of(fault.code, has_retry_after=retry_after is not None, attempts_max=tries_max)
             if tries >= limit:
                 return Failed(Fault(fault.code, f"{fault.message} (given up after {tries} attempts)", True))
             wait = max(retry_after or 0.0, backoff_ms(tries, jitter=jitter) / 1000)
             return Retry(fault, int((now + wait) * 1000))
-        case Doubtful(fault=fault):
+        case Doubtful(fault=fault, used_up=used_up):
+            if used_up is not None:
+                return Ambiguous(fault, used_up=used_up)
             if repeat is Repeat.NEVER:
                 return Ambiguous(fault)
             if tries >= tries_max:

@@ -183,7 +183,8 @@ class Dispatcher(Companion):
                     if lane is None:
                         lane = self._lane(owned, effect.lane, now)
                     not_before = now if wait_ms <= 0 else now + wait_ms / 1000
-                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, now, not_before)
+                    terms = (now, not_before, effect.bucket, effect.continues)
+                    lane.queue(effect.receipt, effect.tool, effect.run, effect.need, *terms)
                     moved.add(effect.lane)
                 case Unqueued():
                     if effect.lane in owned.lanes:
@@ -280,6 +281,7 @@ class Dispatcher(Companion):
             generation=owned.actor.generation,
             members=members,
             payload=flight.payload if flight.payload != members else (),
+            job=flight.job,
         )
         return flight
 
@@ -301,6 +303,7 @@ class Dispatcher(Companion):
             if kept:
                 self._say("receipt-claims", partition, LeaseReleased(flight.lease, kept))
             owned.lanes[flight.lane].claimed -= 1
+            owned.lanes[flight.lane].batches -= flight.is_batch
             return
         owned.lanes[flight.lane].took(grant_seconds=self._clock() - flight.claimed_at)
         self.calls.start(flight)
@@ -359,6 +362,7 @@ class Dispatcher(Companion):
 
     def _landed(self, owned: _Partition, flight: Flight) -> None:
         lane = owned.lanes[flight.lane]
+        lane.batches -= flight.is_batch
         if flight.counted:
             lane.in_flight = max(0, lane.in_flight - 1)
         else:

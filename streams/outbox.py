@@ -16,14 +16,12 @@ from aiokafka.errors import KafkaError
 from schemas import envelope
 from schemas.events import Event
 from streams.errors import PaidonceError, StateError, Unreachable
-from streams.producers import MESSAGE_BYTES_MAX, OnPublished
+from streams.producers import MESSAGE_BYTES_MAX, STOP_SECONDS, OnPublished, put_away
 
 #: Two flushes are at least this far apart.
 GATHER_SECONDS = 0.005
 #: A connection on which a broker is silent for this long is given up and made anew; what was sent on it is sent again.
 REQUEST_TIMEOUT_MS = 10_000
-#: What a producer gets to end in; with a broker that is away it never would.
-STOP_SECONDS = 2.0
 
 
 class EventPublisher:
@@ -168,15 +166,7 @@ class EventPublisher:
             await asyncio.wait(self._leaving)
 
     async def _put_away(self, producer: AIOKafkaProducer) -> None:
-        """Stop a producer, which waits for what it has in hand; with its broker away it would wait for ever."""
-        stopping = asyncio.create_task(producer.stop())
-        await asyncio.wait([stopping], timeout=STOP_SECONDS)
-        if not stopping.done():
-            stopping.cancel()
-            await producer.client.close()
-            await asyncio.wait([stopping], timeout=STOP_SECONDS)
-        if stopping.done() and not stopping.cancelled():
-            stopping.exception()  # it ends, with or without a broker
+        await put_away(producer)
         for task in [task for task, sent_by in self._sends.items() if sent_by is producer]:
             task.cancel()
 

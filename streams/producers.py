@@ -18,6 +18,8 @@ from streams.errors import Fenced, Unreachable
 TRANSACTION_TIMEOUT_MS = 10_000
 #: ... and here one that has not ended by then is given up.
 TRANSACTION_SECONDS_MAX = 20
+#: What a producer gets to end in; with its broker away it never would.
+STOP_SECONDS = 2.0
 MESSAGE_BYTES_MAX = 9 * 1024 * 1024
 BATCH_BYTES_MAX = 1024 * 1024
 
@@ -104,9 +106,21 @@ class ProducerPair:
     async def stop(self) -> None:
         """Stop both producers; what was not committed is aborted by the broker."""
         producers, self._producers = self._producers, []
-        for result in await asyncio.gather(*(producer.stop() for producer in producers), return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, KafkaError):
-                raise result
+        await asyncio.gather(*(put_away(producer) for producer in producers))
+
+
+async def put_away(producer: AIOKafkaProducer) -> None:
+    """Stop a producer, which waits for what it has in hand, for a limited time."""
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.wait([stopping], timeout=STOP_SECONDS)
+    if not stopping.done():
+        stopping.cancel()
+        await producer.client.close()
+        await asyncio.wait([stopping], timeout=STOP_SECONDS)
+    if stopping.done() and not stopping.cancelled():
+        error = stopping.exception()
+        if error is not None and not isinstance(error, KafkaError):
+            raise error
 
 
 async def _send_batches(

@@ -24,17 +24,6 @@ COVERAGE: Final = ROOT / "docs" / "coverage.md"
 
 #: Ids that no test proves yet, and why.
 OPEN: Final[dict[str, str]] = {
-    "B8": "being built",
-    "K8": "being built",
-    "P4": "being built",
-    "P6": "being built",
-    "P7": "being built",
-    "P8": "being built",
-    "P10": "being built",
-    "S3": "being built",
-    "S4": "being built",
-    "S6": "being built",
-    "S7": "being built",
     "S8": "being built",
     "Y2": (
         "not built: a call needs a receipt of its own, as always-fresh calls get one, and its first value must go into the shared "
@@ -44,12 +33,8 @@ OPEN: Final[dict[str, str]] = {
 
 #: Ids that tests prove in part: what is missing.
 PARTIAL: Final[dict[str, str]] = {
-    "K4": "cells of a play do not yet ask with a window: being built",
-    "B1": "the 5 ms window for continuations of a lane: being built",
-    "B4": "bucket keys: being built",
-    "B9": "parallelism suggested by pacing: being built",
     "R4": "a column has no wait of its own; a tool has",
-    "P1": "parent run, receipt and scope are not sent: being built",
+    "P1": "the runs that ask are sent; a child's parent is not, for plays do not yet run children",
     "P2": "a budget of repeats for each run: being built",
     "L5": "a lease with too little left is given back and claimed anew; it is not renewed first",
     "K7": "child runs are named, but plays do not yet run children",

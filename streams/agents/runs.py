@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -48,8 +49,10 @@ def runs_agent(providers: Providers, partitions: int, partition_check: bool = Tr
     )
 
 
-def judged(delivery: Delivery, partition: int | None, partitions: int, providers: Providers) -> list[Event]:
-    """Events that a public message means.
+def judged(
+    delivery: Delivery, partition: int | None, partitions: int, providers: Providers, clock: Callable[[], float] = time.time
+) -> list[Event]:
+    """Events that a public message means; ``clock`` is Unix time.
 
     Raises ``EnvelopeError`` where it cannot even be told which run it is about, or its type is unknown: it is parked.
     """
@@ -80,7 +83,7 @@ def judged(delivery: Delivery, partition: int | None, partitions: int, providers
         return [rejected(data, faults) if kind in OPERATIONS else _refused(run, digest, faults)]
     match request:
         case requests.RunRequested():
-            return [_run(request, digest, providers)]
+            return [_run(request, digest, providers, int(clock()))]
         case requests.RowsAppended():
             return [_rows(request, digest)]
         case requests.RowsSealed():
@@ -98,8 +101,8 @@ def faults_of(error: ValidationError) -> Iterable[str]:
         yield f"{place or 'request'}: {fault['msg']}"
 
 
-def _run(request: requests.RunRequested, digest: str, providers: Providers) -> RunRequested:
-    play, faults = compile_play(request.play, providers, request.org)
+def _run(request: requests.RunRequested, digest: str, providers: Providers, now_seconds: int) -> RunRequested:
+    play, faults = compile_play(request.play, providers, request.org, now_seconds)
     rows: list[bytes] = []
     for position, row in enumerate(request.rows or ()):
         try:

@@ -88,7 +88,11 @@ async def inspect(
 async def cluster_of(connection: Mapping[str, Any]) -> str:
     """Identity of the Kafka cluster. Raises ``Unreachable``."""
     async with _admin(connection) as admin:
-        return str((await admin.describe_cluster())["cluster_id"])
+        described = await admin.describe_cluster()
+    if not described["brokers"]:
+        # It answers, and even knows its topics, a moment before it takes part; a group member that starts now would never join.
+        raise Unreachable(f"the Kafka broker at {connection['bootstrap_servers']} has not joined its cluster yet")
+    return str(described["cluster_id"])
 
 
 async def check(

@@ -6,11 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from schemas import address
-from schemas.canonical import parse_json
+from schemas.canonical import canonical, parse_json
 from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event, RowsAdded
 from schemas.states import TASK, record_key
-from streams.engine.program import Renderer, compile_template
+from streams.engine.program import Renderer, compile_template, look_up
+
+#: A longer bucket key is digested: it stands in every request and receipt.
+BUCKET_BYTES_MAX = 40
 
 
 @lru_cache(maxsize=1024)
@@ -28,6 +33,11 @@ class Program:
     #: From canonical input to receipt key (K1).
     address: Callable[[bytes], str]
 
+    def receipt(self, text: bytes, run: str, row: str) -> str:
+        """The receipt that a row's cell asks for, by its canonical input."""
+        key = self.address(text)
+        return address.fresh_receipt_key(key, call_of(run, row, self.column.name, 0)) if self.column.fresh else key
+
 
 def programs(org: str, play: CompiledPlay) -> tuple[Program, ...]:
     """The columns of a play, in order, made ready."""
@@ -42,9 +52,34 @@ def _program(org: str, column: CompiledColumn) -> Program:
         tool=column.tool,
         auth_scope=column.scope,
         action_version=column.version,
-        window=None,
+        window=column.window,
     )
     return Program(column, renderer(column.template), addresser.key)
+
+
+def moved(org: str, column: CompiledColumn, scope: str) -> Program:
+    """The column with another auth scope, whose keys are others (P4)."""
+    return _program(org, msgspec.structs.replace(column, scope=scope))
+
+
+@lru_cache(maxsize=256)
+def standing_of(play: CompiledPlay) -> str | None:
+    """What a row of the sheet must carry to stand for this run (M2): the play's revision, with the windows of what expires (K4).
+
+    ``None`` where nothing stands, because a column is always fresh (K8).
+    """
+    if any(column.fresh for column in play.columns):
+        return None
+    windows = [column.window for column in play.columns]
+    if not any(window is not None for window in windows):
+        return play.revision
+    return f"{play.revision}@{','.join('' if window is None else str(window) for window in windows)}"
+
+
+def bucket_of(path: str, value: object) -> str:
+    """What tells apart the requests that may share a call: the text of what stands at ``path`` of an input (B4)."""
+    text = canonical(look_up(value, path) if path else value)
+    return text.decode() if len(text) <= BUCKET_BYTES_MAX else address.payload_digest(text)
 
 
 @lru_cache(maxsize=1024)

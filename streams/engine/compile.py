@@ -12,7 +12,7 @@ from schemas import address
 from schemas.canonical import UncanonicalValue, canonical
 from schemas.events import CompiledColumn, CompiledPlay
 from schemas.fetch import FETCH, Fetch
-from schemas.plays import Play
+from schemas.plays import Column, Play
 from schemas.providers import AnyProvider, AnyTool, FetchSettings, Providers, PythonProvider
 from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
@@ -61,8 +61,24 @@ def fetch_scope(fetch: Fetch, settings: FetchSettings) -> str:
     )
 
 
-def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPlay | None, list[str]]:
-    """The bound play, or ``None`` with every fault that forbids it."""
+def reuse_of(column: Column, tool: AnyTool, now_seconds: int | None) -> tuple[int | None, bool]:
+    """For how long a column's results are reused: the window that ``now_seconds`` is in, and whether nothing is (K4, K8)."""
+    if not tool.cacheable:
+        return None, True
+    seconds = tool.stale_after_seconds if column.stale_after_seconds is None else column.stale_after_seconds
+    if not seconds:
+        return None, seconds == 0
+    assert now_seconds is not None, "a window is pinned by the moment at which the run is accepted"
+    return address.window_index(now_seconds, seconds), False
+
+
+def compile_play(
+    play: Play, providers: Providers, org: str, now_seconds: int | None = None
+) -> tuple[CompiledPlay | None, list[str]]:
+    """The bound play, or ``None`` with every fault that forbids it.
+
+    ``now_seconds`` is the moment of acceptance (Unix time), which pins the windows of results that expire (K4).
+    """
     faults: list[str] = []
     columns: list[CompiledColumn] = []
     for index, column in enumerate(play.columns):
@@ -88,6 +104,9 @@ def compile_play(play: Play, providers: Providers, org: str) -> tuple[CompiledPl
         provider, tool = found
         extract = extraction_of(column)
         bound = _bound(play, column.name, column.needs, extract, template, column.tool_name, provider, tool, org)
+        window, fresh = reuse_of(column, tool, now_seconds)
+        if window is not None or fresh:
+            bound = msgspec.structs.replace(bound, window=window, fresh=fresh)
         if column.fetch is not None:
             bound = msgspec.structs.replace(bound, scope=fetch_scope(column.fetch, providers.fetch))
         columns.append(bound)
@@ -128,4 +147,5 @@ def _bound(
         needs=needs,
         extract=extract,
         private_to=None if tool.shared else play.dataset_name,
+        bucket=None if tool.batch is None else tool.batch.bucket,
     )

@@ -20,6 +20,10 @@ class Queued(Effect, frozen=True):
     tool: str
     run: str
     need: Need
+    #: Only receipts with the same text here may share a call (B4).
+    bucket: str = ""
+    #: Asked for by a row whose last answer came on the same lane (B1).
+    continues: bool = False
 
 
 class Unqueued(Effect, frozen=True):

@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,6 +24,9 @@ CLAIM_AHEAD_SECONDS = 0.05
 AHEAD_MAX = 4
 #: Weight of the newest measurement in a running mean.
 WEIGHT = 0.1
+#: Window of requests that follow from an answer on this lane while nothing else is under way on it (B1): whoever could join
+#: them comes at the same moment, or not soon.
+JOIN_SECONDS = 0.005
 #: Members of a batch that is to be repeated are gathered this long.
 GATHER_SECONDS = 0.02
 
@@ -42,6 +46,12 @@ class LanePace:
     requests_per_second: float | None = None
     burst: int = 1
     concurrency: int = 4
+    #: How many of the calls in flight may be batches; ``None``: all (B9).
+    batches: int | None = None
+
+
+#: A tool, and the text that its requests must share to share a call.
+Place: TypeAlias = tuple[str, str]
 
 
 def forms_of(providers: Providers) -> dict[str, ToolForm]:
@@ -59,7 +69,7 @@ def pace_of(providers: Providers, lane: str) -> LanePace:
     provider = providers.provider(lane.partition("/")[2])
     if provider is None:
         return LanePace()
-    return LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.concurrency)
+    return LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.ceiling, provider.pace.batches)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -71,6 +81,15 @@ class Entry(msgspec.Struct, frozen=True):
     need: Need
     #: When it came into its bucket.
     since: float
+    #: Only entries of one tool with the same text here may share a call (B4).
+    bucket: str = ""
+    #: It follows from an answer on this lane (B1).
+    continues: bool = False
+
+    @property
+    def place(self) -> Place:
+        """The bucket that it waits in."""
+        return self.tool, self.bucket
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -124,9 +143,13 @@ class _Bucket:
             del self.runs[entry.run]
         self.size -= 1
 
-    def oldest(self) -> float:
-        """When the first of the waiting ones came."""
-        return min(next(iter(mine.values())).since for mine in self.runs.values())
+    def ready_at(self, form: ToolForm, *, idle: bool) -> float:
+        """When it may leave: full at once, else when the window of the one that came first is over. ``idle``: the lane is."""
+        first = min((next(iter(mine.values())) for mine in self.runs.values()), key=lambda entry: entry.since)
+        if self.size >= form.size_max:
+            return first.since
+        joins = idle and first.continues
+        return first.since + (min(JOIN_SECONDS, form.window_seconds) if joins else form.window_seconds)
 
     def take(self, count: int) -> tuple[Entry, ...]:
         """Up to ``count`` entries, runs in turn; a run that was served goes to the end of the line."""
@@ -156,13 +179,16 @@ class Lane:
         self.in_flight = 0
         #: Claims of ours that are not yet being sent.
         self.claimed = 0
+        #: Batches among our claims and calls.
+        self.batches = 0
         #: How long a call and a grant take here, in seconds: a running mean of each.
         self.call_seconds = 1.0
         self.grant_seconds = 0.0
         #: The retry-after gate: nothing leaves before.
         self.gate = 0.0
         self._entries: dict[str, Entry] = {}
-        self._buckets: dict[str, _Bucket] = {}
+        #: Those in which something waits.
+        self._buckets: dict[Place, _Bucket] = {}
         self._repeats: dict[str, dict[str, Entry]] = {}
         self._later: list[tuple[float, int, Entry]] = []
         self._number = itertools.count(1)
@@ -172,14 +198,24 @@ class Lane:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def queue(self, receipt: str, tool: str, run: str, need: Need, now: float, not_before: float) -> None:
+    def queue(
+        self,
+        receipt: str,
+        tool: str,
+        run: str,
+        need: Need,
+        now: float,
+        not_before: float,
+        bucket: str = "",
+        continues: bool = False,
+    ) -> None:
         """A receipt needs a claim from ``not_before`` on; replaces what was queued for it."""
         old = self._entries.get(receipt)
         if old is not None:
             if old.need == need:
                 return
             self.unqueue(receipt)
-        entry = Entry(receipt, tool, run, need, max(now, not_before))
+        entry = Entry(receipt, tool, run, need, max(now, not_before), bucket, continues)
         self._entries[receipt] = entry
         if not_before > now:
             heapq.heappush(self._later, (not_before, next(self._number), entry))
@@ -197,9 +233,11 @@ class Lane:
             if not repeat:
                 del self._repeats[entry.need.batch]
             return
-        bucket = self._buckets.get(entry.tool)
+        bucket = self._buckets.get(entry.place)
         if bucket is not None and receipt in bucket.runs.get(entry.run, ()):
             bucket.remove(entry)
+            if not bucket.size:
+                del self._buckets[entry.place]
 
     @property
     def ahead(self) -> int:
@@ -241,7 +279,7 @@ class Lane:
         ready = deque(
             sorted(
                 (candidate for candidate in self._candidates() if candidate[0] <= now),
-                key=lambda candidate: (not candidate[2], self._served.get(candidate[1], 0), candidate),
+                key=lambda candidate: (not candidate[2], self._served.get(candidate[1][0], 0), candidate),
             )
         )
         ceiling = self.pace.concurrency + self.ahead
@@ -250,21 +288,32 @@ class Lane:
             at = self.rate.next_at(now) - CLAIM_AHEAD_SECONDS
             if at > now:
                 return departures, at if look_again is None else min(look_again, at)
-            ready_at, tool, batch = ready.popleft()
-            entries = self._taken(tool, batch, now)
+            ready_at, place, batch = ready.popleft()
+            if not self._may_batch and (batch or self._is_batch(place)):
+                continue  # looked at again when a batch has ended
+            entries = self._taken(place, batch, now)
             if not entries:
                 continue
             self.claimed += 1
-            self._served[tool] = next(self._number)
-            departures.append(Departure(tool, entries, self.rate.take(now), batch))
+            self.batches += len(entries) > 1 or bool(batch)
+            self._served[place[0]] = next(self._number)
+            departures.append(Departure(place[0], entries, self.rate.take(now), batch))
             if not batch:
-                ready.append((ready_at, tool, batch))
+                ready.append((ready_at, place, batch))
         if self.in_flight + self.claimed >= ceiling:
             return departures, look_again
-        again = min((ready_at for ready_at, _, _ in self._candidates()), default=None)
-        if again is not None and again > now:
+        again = min((ready_at for ready_at, _, _ in self._candidates() if ready_at > now), default=None)
+        if again is not None:
             look_again = again if look_again is None else min(look_again, again)
         return departures, look_again
+
+    @property
+    def _may_batch(self) -> bool:
+        return self.pace.batches is None or self.batches < self.pace.batches
+
+    def _is_batch(self, place: Place) -> bool:
+        bucket = self._buckets.get(place)
+        return bucket is not None and min(bucket.size, self.forms.get(place[0], _ALONE).size_max) > 1
 
     def send_at(self, planned: float, now: float) -> float:
         """When a granted call may be sent, so that calls of which the grants came late do not all leave at once (G1)."""
@@ -274,32 +323,35 @@ class Lane:
         if entry.need.batch:
             self._repeats.setdefault(entry.need.batch, {})[entry.receipt] = entry
         else:
-            bucket = self._buckets.get(entry.tool)
+            bucket = self._buckets.get(entry.place)
             if bucket is None:
-                bucket = self._buckets[entry.tool] = _Bucket()
+                bucket = self._buckets[entry.place] = _Bucket()
             bucket.add(entry)
 
-    def _candidates(self) -> Iterator[tuple[float, str, str]]:
+    @property
+    def _idle(self) -> bool:
+        return not self.in_flight and not self.claimed
+
+    def _candidates(self) -> Iterator[tuple[float, Place, str]]:
         """When each bucket and each batch to be repeated may leave."""
-        for tool, bucket in self._buckets.items():
-            if bucket.size:
-                form = self.forms.get(tool, _ALONE)
-                oldest = bucket.oldest()
-                yield (oldest if bucket.size >= form.size_max else oldest + form.window_seconds), tool, ""
+        idle = self._idle
+        for place, bucket in self._buckets.items():
+            yield bucket.ready_at(self.forms.get(place[0], _ALONE), idle=idle), place, ""
         for batch, members in self._repeats.items():
             first = next(iter(members.values()))
-            yield first.since + GATHER_SECONDS, first.tool, batch
+            yield first.since + GATHER_SECONDS, first.place, batch
 
-    def _taken(self, tool: str, batch: str, now: float) -> tuple[Entry, ...]:
+    def _taken(self, place: Place, batch: str, now: float) -> tuple[Entry, ...]:
         if batch:
             entries = tuple(self._repeats.pop(batch, {}).values())
         else:
-            bucket = self._buckets[tool]
-            form = self.forms.get(tool, _ALONE)
-            full = bucket.size >= form.size_max
-            if not bucket.size or (not full and bucket.oldest() + form.window_seconds > now):
+            bucket = self._buckets.get(place)
+            form = self.forms.get(place[0], _ALONE)
+            if bucket is None or bucket.ready_at(form, idle=self._idle) > now:
                 return ()
             entries = bucket.take(form.size_max)
+            if not bucket.size:
+                del self._buckets[place]
         for entry in entries:
             del self._entries[entry.receipt]
         return entries

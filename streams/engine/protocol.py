@@ -10,7 +10,7 @@ stored. An attempt is *live* from its claim to its end; the verdict says which e
     unpaid           -> AGAIN      a person says that nothing was billed
     released         -> RELEASED   nothing was sent
     ambiguous or     -> UNKNOWN    may have been billed, and the tool may not be repeated
-      expired        -> AGAIN      may have been billed, and the tool may be repeated
+      expired        -> AGAIN      may have been billed, and the tool may be repeated, or its job is known and asked for again
     none of these    -> LIVE       somebody may be calling
 
 Told flags and ``late`` marks are no part of the digest.
@@ -94,15 +94,16 @@ def waiter_of(receipt: Receipt, request: ToolRequested) -> Waiter:
     )
 
 
-def claim(receipt: Receipt, n: int, lease: str, generation: int, epoch: int, op: int, batch: str) -> bool:
-    """Fold a claim; true when it won. The first claim of an attempt in the topic wins."""
+def claim(receipt: Receipt, n: int, lease: str, generation: int, epoch: int, op: int, batch: str, job: str | None = None) -> bool:
+    """Fold a claim; true when it won. The first claim of an attempt in the topic wins. ``job``: all that it will ask for."""
     attempt = receipt.attempts.get(n)
     if attempt is None:
-        receipt.attempts[n] = Attempt(lease, generation, epoch, op, batch)
+        receipt.attempts[n] = Attempt(lease, generation, epoch, op, batch, job=job)
         return True
     if attempt.lease is not None:
         return False
     attempt.lease, attempt.generation, attempt.epoch, attempt.op, attempt.batch = lease, generation, epoch, op, batch
+    attempt.job = job
     return True
 
 
@@ -118,6 +119,13 @@ def expire(receipt: Receipt, n: int, lease: str) -> None:
     attempt = receipt.attempts.get(n)
     if attempt is not None and attempt.lease == lease:
         attempt.expired = True
+
+
+def job_started(receipt: Receipt, n: int, lease: str, job: str) -> None:
+    """Fold the start of a job; it counts only under the attempt's own lease, and the first one stays."""
+    attempt = receipt.attempts.get(n)
+    if attempt is not None and attempt.lease == lease and attempt.job is None:
+        attempt.job = job
 
 
 def complete(receipt: Receipt, n: int, epoch: int, value: str) -> bool:
@@ -157,7 +165,10 @@ def verdict(attempt: Attempt, repeat: Repeat | None) -> Verdict:
             return _RELEASED
         if out is None and not attempt.expired:
             return _LIVE
-        never = repeat is None or repeat is _NEVER or attempt.used_up
+        if attempt.used_up:
+            return Verdict.UNKNOWN
+        # Whoever comes next asks for the job that is known, and submits nothing: that is no second call.
+        never = attempt.job is None and (repeat is None or repeat is _NEVER)
         return Verdict.UNKNOWN if never else Verdict.AGAIN
     return _DEFINITE_VERDICTS[out]
 
@@ -230,11 +241,14 @@ def told(receipt: Receipt, waiter: Waiter, stands: Standing) -> tuple[Told, int]
 def in_doubt(receipt: Receipt, epoch: int) -> int:
     """The newest attempt of this epoch or a later one that may have been billed and is to be repeated under its key; 0 for none.
 
-    Only where the provider honours keys. As long as there is one, no refusal counts, and no new epoch is opened for a waiter that
-    would take its value: the new key would be a second operation, and paid again.
+    Only where the provider honours keys, or the attempt's job is known and can be asked for (P10). As long as there is one, no
+    refusal counts, and no new epoch is opened for a waiter that would take its value: the new key would be a second operation, and
+    paid again.
     """
-    if receipt.repeat is not _WITH_KEY:
+    honoured = receipt.repeat is _WITH_KEY
+    if not honoured and not any(attempt.job for attempt in receipt.attempts.values()):
         return 0
+    ended = _ended_jobs(receipt)
     return max(
         (
             n
@@ -243,6 +257,7 @@ def in_doubt(receipt: Receipt, epoch: int) -> int:
             and attempt.epoch >= epoch
             and not attempt.released
             and (attempt.out is None or attempt.out is _AMBIGUOUS)
+            and (honoured if attempt.job is None else attempt.job not in ended)
         ),
         default=0,
     )
@@ -287,7 +302,26 @@ def operation(receipt: Receipt, epoch: int, n: int) -> int:
         return n
     op = ours[max(ours)].op
     doubtful = any(attempt.op == op and attempt.out not in _DEFINITE for attempt in ours.values())
+    if doubtful and (ended := _ended_jobs(receipt)):
+        doubtful = any(attempt.op == op and attempt.out not in _DEFINITE and attempt.job not in ended for attempt in ours.values())
     return op if doubtful else n
+
+
+def job_of(receipt: Receipt, epoch: int, op: int) -> str | None:
+    """The job that does the work of an operation: the next attempt asks for it instead of submitting anything again (P10).
+
+    A person's word that an attempt was unpaid ends the jobs known until then.
+    """
+    job = None
+    for _, attempt in sorted(receipt.attempts.items()):
+        if attempt.epoch == epoch and attempt.op == op:
+            job = None if attempt.out is Out.UNPAID else attempt.job or job
+    return job
+
+
+def _ended_jobs(receipt: Receipt) -> set[str]:
+    """Jobs whose end is known, by whichever attempt: none that submitted or asked for one of them is in doubt any more."""
+    return {attempt.job for attempt in receipt.attempts.values() if attempt.job is not None and attempt.out in _DEFINITE}
 
 
 def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need | None:

@@ -20,6 +20,7 @@ from schemas.events import (
     Event,
     Failed,
     Fault,
+    JobStarted,
     LeaseExpired,
     LeaseReleased,
     LeasesRenewed,
@@ -87,6 +88,9 @@ class _Turn:
     #: Receipts to be looked at by a sweep some day.
     answered: dict[str, None] = field(default_factory=dict)
     sweeps: list[SweepDue | ReceiptForgotten] = field(default_factory=list)
+
+    #: Receipts that a row asked for on the lane of its last answer (B1).
+    continuing: set[str] = field(default_factory=set)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 
@@ -185,6 +189,8 @@ class ReceiptsEngine:
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case RunClosed():
                 unknowns.run_ended(turn.records, turn.context, event.run)
+            case JobStarted():
+                protocol.job_started(turn.receipt(event.receipt), event.n, event.lease, event.job)
             case LeaseJudgedExpired():
                 expired = LeaseExpired(event.lease, event.members)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
@@ -217,11 +223,13 @@ class ReceiptsEngine:
         if not inline and turn.records.get(overflow_key, Waiter) is not None:
             return
         if receipt.repeat is None:
-            receipt.tool, receipt.run = event.tool, event.run
+            receipt.tool, receipt.run, receipt.bucket = event.tool, event.run, event.bucket
             if len(event.input) <= INLINE_BYTES_MAX:
                 receipt.input = event.input
             else:
                 turn.records.put(ASK + event.receipt.encode(), Ask(event.input))
+        if event.continues:
+            turn.continuing.add(event.receipt)
         waiter = protocol.waiter_of(receipt, event)
         if receipt.attempts:
             stands = protocol.standing(receipt)
@@ -242,7 +250,8 @@ class ReceiptsEngine:
         won: list[ClaimedMember] = []
         for member in event.members:
             receipt = turn.receipt(member.receipt)
-            if protocol.claim(receipt, member.n, event.lease, event.generation, member.epoch, member.op, event.batch):
+            terms = (event.lease, event.generation, member.epoch, member.op, event.batch, event.job)
+            if protocol.claim(receipt, member.n, *terms):
                 won.append(member)
         if event.generation == turn.context.generation:
             turn.claims.append(event)
@@ -348,7 +357,8 @@ class ReceiptsEngine:
                 turn.answered[key] = None
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
         if need is not None:
-            turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need))
+            continues = key in turn.continuing
+            turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need, receipt.bucket, continues))
 
     def _answer(self, turn: _Turn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
@@ -389,7 +399,7 @@ class ReceiptsEngine:
             turn.outbox.send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 
 
-_OF_ONE = (ToolRequested, AttemptEnded)
+_OF_ONE = (ToolRequested, AttemptEnded, JobStarted)
 _OF_MANY = (BatchClaimed, LeaseReleased, LeaseExpired)
 _OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}
 _FLAG_AFTER = {

@@ -18,7 +18,7 @@ RETRY_AFTER_MAX_SECONDS: Final = 3600.0
 #: Waits double from here ...
 BACKOFF_BASE_MS: Final = 250
 #: ... and no wait is longer than this, jitter included.
-BACKOFF_MAX_MS: Final = 30_000
+BACKOFF_MAX_MS: Final = 5_000
 
 
 class Kind(enum.Enum):
@@ -81,6 +81,30 @@ def rule(status: int, *, has_retry_after: bool) -> Rule:
 def classify(status: int, *, has_retry_after: bool) -> Kind:
     """What a status says about the bill; ``has_retry_after``: there was a usable Retry-After (`parse_retry_after`)."""
     return rule(status, has_retry_after=has_retry_after).kind
+
+
+class Patience(NamedTuple):
+    """How often a call is made that ends in one way again and again, the first time included; ``reason`` is for people."""
+
+    tries_max: int
+    reason: str
+
+
+#: More patience than the setting ``attempts_max`` gives to all else, by the fault's code (P2).
+_PATIENCE: Final[dict[str, Patience]] = {
+    "http_429": Patience(10, "a provider that is merely busy: nine waits, about 25 s in all"),
+    "http_425": Patience(10, "as a busy one"),
+}
+#: Where the provider itself says when to come back, the call is parked until then (W3), however long that is.
+_PARKED: Final = Patience(20, "twenty times what the provider asked for")
+
+
+def tries_max_of(code: str, *, has_retry_after: bool, attempts_max: int) -> int:
+    """Attempts that a call is worth which nobody billed, by how it ended last. Doubtful ends have ``attempts_max`` alone."""
+    patience = _PATIENCE.get(code)
+    if patience is None:
+        return attempts_max
+    return max(attempts_max, _PARKED.tries_max if has_retry_after else patience.tries_max)
 
 
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")

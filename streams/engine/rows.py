@@ -46,11 +46,12 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import unknowncells
-from streams.engine.cells import Program, call_of, cell_of, lane_partition, tasks_of
+from streams.engine.cells import Program, bucket_of, call_of, cell_of, lane_partition, moved, standing_of, tasks_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
+from streams.engine.scopes import scope_in, unmoved
 from streams.engine.sheet import published
 
 SAMPLES_MAX = 3
@@ -151,7 +152,7 @@ class RowsEngine:
         assert share.play is not None
         settled = sheet.status in (RowStatus.COMPLETED, RowStatus.SKIPPED)
         forced = share.force or share.force_tool_refresh
-        return settled and not forced and sheet.revision == share.play.revision and sheet.fields == row.fields
+        return settled and not forced and sheet.revision == standing_of(share.play) and sheet.fields == row.fields
 
     def _advance(self, turn: RowsTurn, run: str, share: RunShare, task: Task) -> None:
         """Compute the next columns of a row until one must be asked for, or the row is settled."""
@@ -196,7 +197,7 @@ class RowsEngine:
             # A value that came after the run's end is kept in the sheet; nothing more is asked for.
             self._settle(turn, run, share, task, _UNKNOWN)
             return
-        receipt = program.address(text)
+        receipt = program.receipt(text, run, task.row.key)
         task.cells[column.name] = Cell(_RUNNING, None, receipt, None, None, run)
         self._ask(turn, run, share, task, column, receipt, text)
 
@@ -236,6 +237,8 @@ class RowsEngine:
             text,
             mode,
             refresh,
+            "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
+            column.lane == turn.answered_lane,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
@@ -259,12 +262,20 @@ class RowsEngine:
             cell.status = _CACHED if mark is _CACHE else _CELL_COMPLETED
             cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
             cell.mark, cell.fault = mark, None
+            if mark is not _CACHE:
+                turn.answered_lane = share.play.columns[task.column].lane
             task.column += 1
             self._advance(turn, run, share, task)
+            turn.answered_lane = None
             return
+        fault = event.fault
+        if fault is not None and (scope := scope_in(fault.code)) is not None:
+            if self._moves(turn, run, share, task, scope):
+                return
+            fault = unmoved(fault)
         if self._asks_again(turn, run, share, task, mark, event):
             return
-        cell.mark, cell.fault = mark, event.fault
+        cell.mark, cell.fault = mark, fault
         match answer:
             case Answer.FAILED:
                 turn.called(run, mark)
@@ -285,6 +296,18 @@ class RowsEngine:
         program = turn.programs(run, share)[task.column]
         text = canonical(program.render(self._values(task)))
         self._ask(turn, run, share, task, program.column, event.receipt, text)
+        return True
+
+    def _moves(self, turn: RowsTurn, run: str, share: RunShare, task: Task, scope: str) -> bool:
+        """Ask under the keys of another auth scope, once (P4); false where the keys would be the same. The old receipt is left."""
+        program = turn.programs(run, share)[task.column]
+        if scope == program.column.scope or task.refreshed:
+            return False
+        task.refreshed = 1
+        text = canonical(program.render(self._values(task)))
+        receipt = moved(share.org, program.column, scope).receipt(text, run, task.row.key)
+        task.cells[program.column.name].receipt = receipt
+        self._ask(turn, run, share, task, program.column, receipt, text)
         return True
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:
@@ -308,7 +331,7 @@ class RowsEngine:
             # The task goes on with its cells.
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         row = task.row
-        sheet = SheetRow(row.position, row.fields, cells, status, run, share.play.revision)
+        sheet = SheetRow(row.position, row.fields, cells, status, run, standing_of(share.play) or share.play.revision)
         name = record_key(SHEET, dataset, row.key)
         newer = turn.records.get(name, SheetRow) if share.closed else None
         if newer is None or newer.run == run:

@@ -31,6 +31,8 @@ class RowsTurn:
     calls: dict[str, dict[str, int]] = field(default_factory=dict)
     shares: dict[str, RunShare] = field(default_factory=dict)
     ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
+    #: Lane whose provider gave the answer that is being folded: what its row asks there next continues it (B1).
+    answered_lane: str | None = None
 
     def share(self, run: str) -> RunShare:
         """What this partition knows of a run; new where nothing is known."""

@@ -1,4 +1,4 @@
-"""The four paid endpoints as a table: how a body is read, what an item is, whether keys are honoured.
+"""The paid endpoints as a table: how a body is read, what an item is, whether keys are honoured.
 
 Adding an endpoint is adding a row; the provider treats them all alike.
 """
@@ -82,6 +82,8 @@ class Endpoint:
     body: type[_Body]
     batch: bool
     honours_keys: bool
+    #: The work is a job: it is paid for at once, and its result is asked for later.
+    job: bool = False
 
     def read(self, body: bytes) -> Work:
         """Decodes a body; raises BadRequest with 422 for a malformed one and 413 for too many items."""
@@ -124,6 +126,7 @@ ENDPOINTS = {
     endpoint.path: endpoint
     for endpoint in (
         Endpoint("/v1/email/check", _Email, batch=False, honours_keys=True),
+        Endpoint("/v1/email/jobs", _Email, batch=False, honours_keys=False, job=True),
         Endpoint("/v1/email/check/batch", _EmailBatch, batch=True, honours_keys=True),
         Endpoint("/v1/phone/check", _Phone, batch=False, honours_keys=False),
         Endpoint("/v1/phone/check/batch", _PhoneBatch, batch=True, honours_keys=False),

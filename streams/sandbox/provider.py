@@ -14,6 +14,7 @@ import msgspec
 from streams.sandbox.bill import Bill, Summary
 from streams.sandbox.endpoints import ENDPOINTS, BadRequest, Endpoint, Item, Work
 from streams.sandbox.faults import BEFORE_WORK, Fault, FaultKind, FaultPlan
+from streams.sandbox.jobs import Jobs
 from streams.sandbox.limits import Done, KeyStore, TokenBucket
 from streams.sandbox.settings import SandboxConfig, Settings
 
@@ -78,6 +79,7 @@ class Provider:
         self._keys = KeyStore()
         #: What was done under each key, whether or not its endpoint honours keys.
         self._billed: dict[str, tuple[_Asked, Done]] = {}
+        self.jobs = Jobs()
         self._requests = self._replayed = self._rejected = self._in_flight = self._in_flight_max = 0
         self.set_faults(self._config.faults)
         self.set_settings(self._config.settings)
@@ -190,4 +192,13 @@ class Provider:
         if fault is not None and fault.kind is FaultKind.ERROR_AFTER_WORK:
             spoiled = refusal(fault.http_status, "internal", "the work was done, then something went wrong")
             return replace(spoiled, headers=headers, fault=fault)
-        return Answer(done.status, asked.endpoint.answer(asked.work.items, done.outcomes), headers, fault)
+        body = asked.endpoint.answer(asked.work.items, done.outcomes)
+        if asked.endpoint.job:
+            body = self.jobs.submitted(self.jobs.submit(body, asked.now + self.settings.job_ms / 1000))
+        return Answer(done.status, body, headers, fault)
+
+    def job(self, rest: str, headers: Mapping[str, str]) -> Answer:
+        """Answers a question about a job, by its name and what stands behind it in the path."""
+        if headers.get("Authorization") != self._authorization:
+            return refusal(401, "unauthorized", "expected Authorization: Bearer with the API key")
+        return Answer(*self.jobs.ask(rest, self._loop.time()))

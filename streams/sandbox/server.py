@@ -24,6 +24,7 @@ SHUTDOWN_SECONDS = 0.2
 BODY_BYTES_MAX = 1024**2
 #: Behind it stands an idempotency key: what became of the work under it.
 LOOK_UP = "/v1/operations/"
+JOBS = "/v1/email/jobs/"
 _HTML = b"<!doctype html><title>Maintenance</title><p>We will be back soon."
 _JSON = "application/json"
 
@@ -144,6 +145,8 @@ class Sandbox:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET" and request.path.startswith(LOOK_UP):
             return _whole(self._provider.look_up(request.path.removeprefix(LOOK_UP), request.headers))
+        if request.method == "GET" and request.path.startswith(JOBS):
+            return _whole(self._provider.job(request.path.removeprefix(JOBS), request.headers))
         if request.path not in ENDPOINTS:
             return await self._admin.handle(request)
         if request.method != "POST":

@@ -9,9 +9,13 @@ from streams.sandbox.faults import Fault
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Changeable at run time. `rate` is requests per second, 0 for none; `burst` 0 is one second's worth."""
+    """Changeable at run time. `rate` is requests per second, 0 for none; `burst` 0 is one second's worth.
+
+    A job is done `job_ms` after it was submitted.
+    """
 
     latency_ms: float = 0.0
+    job_ms: float = 0.0
     rate: float = 0.0
     burst: float = 0.0
 

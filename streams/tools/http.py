@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from schemas.events import Fault, Repeat
-from schemas.providers import BatchForm, Provider, Providers
+from schemas.providers import BatchForm, JobForm, Provider, Providers
 from schemas.providers import Tool as ToolForm
+from streams.engine.compile import scope_of
 from streams.engine.retries import Kind, Rule, parse_retry_after, rule
+from streams.engine.scopes import scope_changed
 from streams.errors import ConfigurationError
 from streams.tools.connections import (
     CONNECT_SECONDS_MAX,
@@ -33,12 +37,16 @@ from streams.tools.connections import (
     read_beginning,
     read_body,
 )
+from streams.tools.jobs import ended, fetched, job_path, submitted, under_way
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
-from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, query_of, single_outcome, split, steps_of, withheld
+from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, error_code, query_of, single_outcome, split, steps_of, withheld
 from streams.tools.secrets import excerpt, redact, resolve_all
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
 EXPLANATION_SECONDS: Final = 2.0
+
+#: Runs that one header names.
+RUNS_MAX: Final = 8
 
 _Header: TypeAlias = tuple[bytes, bytes]
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -72,10 +80,19 @@ class _Tool:
     result: Steps
     key_header: bytes | None
     id_header: bytes
+    #: Headers that name the runs and the receipt, where the provider wants them (P1).
+    run_header: bytes | None
+    receipt_header: bytes | None
     seconds: float
     connect_seconds: float
     repeat: Repeat
     connections: Connections
+    #: How its jobs are asked for, and where; ``None``: its calls end with their answers.
+    job: JobForm | None
+    url: str
+    #: What its credentials stand for, and the code by which the provider says that this has changed (P4).
+    scope: str
+    scope_changed_code: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +152,7 @@ class HttpCaller:
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
             headers = fixed_headers(provider_name, provider, secrets)
-            connections = Connections(headers=headers, connections_max=provider.pace.concurrency, tls=tls)
+            connections = Connections(headers=headers, connections_max=provider.pace.ceiling, tls=tls)
             self._connections.append(connections)
             for tool_name, form in provider.tools.items():
                 name = f"{provider_name}.{tool_name}"
@@ -156,11 +173,17 @@ class HttpCaller:
             result=steps_of(form.result),
             key_header=provider.idempotency_header.encode() if provider.idempotency_header else None,
             id_header=provider.request_id_header.encode(),
+            run_header=provider.run_header.encode() if provider.run_header else None,
+            receipt_header=provider.receipt_header.encode() if provider.receipt_header else None,
             seconds=seconds,
             # Half at most, so that it ends before the whole time does: then it is proven that nothing was sent.
             connect_seconds=min(CONNECT_SECONDS_MAX, seconds / 2),
             repeat=form.repeat,
             connections=connections,
+            job=form.job,
+            url=provider.url,
+            scope=scope_of(name.partition(".")[0], provider),
+            scope_changed_code=provider.auth_scope_changed_code,
         )
 
     def _target(self, url: str) -> _Target:
@@ -179,14 +202,43 @@ class HttpCaller:
         if self._closed:
             fault = Fault("closed", f"{call.tool}: the worker is stopping", repairable=True)
             return CallReport((NotDone(fault),) * len(call.members))
+        if call.job is not None:
+            return await self._asked(tool, call, call.job)
         request = _request(tool, call)
         if isinstance(request, tuple):
             return CallReport(self._told(tool, "nothing was sent", request))
         answer = _Answer()
         started = time.monotonic()
-        outcomes = await self._outcomes(tool, call, request, answer)
+        steps = tool.result if tool.job is None else steps_of(tool.job.id)
+        outcomes = await self._outcomes(tool, call, request, answer, steps)
         pause = answer.retry_after_seconds if answer.is_no else None
-        return CallReport(outcomes, pause, time.monotonic() - started)
+        report = CallReport(outcomes, pause, time.monotonic() - started)
+        return report if tool.job is None else submitted(tool.job, outcomes[0], report)
+
+    async def _asked(self, tool: _Tool, call: ProviderCall, job: str) -> CallReport:
+        """Ask for a job, and fetch its result where it is done (P10)."""
+        started = time.monotonic()
+        if tool.job is None:
+            fault = Fault("unknown_job", f"{tool.name}: the providers file no longer says how job {job} is asked for")
+            return CallReport((Doubtful(fault),))
+        answer = _Answer()
+        outcome = await self._got(tool, call, job_path(tool.job.poll_path, job), (), answer)
+        end = ended(tool.job, tool.result, outcome, answer.status)
+        if isinstance(end, Answered) and tool.job.fetch_path is not None:
+            answer = _Answer()
+            outcome = await self._got(tool, call, job_path(tool.job.fetch_path, job), tool.result, answer)
+            end = fetched(outcome, answer.status)
+        seconds = time.monotonic() - started
+        if end is None:
+            return under_way(tool.job, job, outcome, seconds)
+        return CallReport((end,), None, seconds)
+
+    async def _got(self, tool: _Tool, call: ProviderCall, path: str, steps: Steps, answer: _Answer) -> MemberOutcome:
+        """What a GET finds at ``steps`` of its answer. It costs nothing, so that it has no key, and every no of it is plain."""
+        target = self._target(tool.url + path)
+        request = _Request(target, target.url, [(tool.id_header, call.request_id.encode())], b"")
+        asking = dataclasses.replace(tool, method="GET", form=None, repeat=Repeat.FREELY)
+        return (await self._outcomes(asking, call, request, answer, steps))[0]
 
     async def close(self) -> None:
         """Close all connections; calls in flight end as doubtful, later ones are not done."""
@@ -194,7 +246,9 @@ class HttpCaller:
         for connections in self._connections:
             await connections.aclose()
 
-    async def _outcomes(self, tool: _Tool, call: ProviderCall, request: _Request, answer: _Answer) -> tuple[MemberOutcome, ...]:
+    async def _outcomes(
+        self, tool: _Tool, call: ProviderCall, request: _Request, answer: _Answer, steps: Steps
+    ) -> tuple[MemberOutcome, ...]:
         outcomes: tuple[MemberOutcome, ...] = ()
         try:
             async with asyncio.timeout(tool.seconds):
@@ -214,7 +268,7 @@ class HttpCaller:
         elif not outcomes and call.batched and tool.form is not None:
             outcomes = split(tool.form, call.members, answer.body)
         elif not outcomes:
-            outcomes = (single_outcome(answer.body, tool.result),)
+            outcomes = (single_outcome(answer.body, steps),)
         if len(outcomes) < len(call.members):
             outcomes *= len(call.members)
         return self._told(tool, f"HTTP {answer.status} from {request.target.place}", outcomes)
@@ -258,6 +312,11 @@ def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome,
     headers = [(tool.id_header, call.request_id.encode())]
     if tool.key_header is not None:
         headers.append((tool.key_header, call.idempotency_key.encode()))
+    if tool.run_header is not None:
+        # A batch may serve any number of runs; what a header cannot hold is left out.
+        headers.append((tool.run_header, quote(",".join(call.runs[:RUNS_MAX]), safe=",:").encode()))
+    if tool.receipt_header is not None:
+        headers.append((tool.receipt_header, (call.batch or call.members[0].receipt).encode()))
     if tool.method != "GET":
         headers.append(_CONTENT_TYPE)
     if call.batched and tool.form is not None:
@@ -281,6 +340,8 @@ def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
     code = f"http_{answer.status}"
     said = answer.body.decode("utf-8", "replace").strip() or judged.reason
     kind = judged.kind
+    if answer.status == 409 and tool.scope_changed_code is not None and error_code(answer.body) == tool.scope_changed_code:
+        return Refused(Fault(scope_changed(tool.scope), said, repairable=True))
     if answer.status == 409 and tool.repeat is Repeat.WITH_KEY:
         # So answers a provider that still works under this key, for an earlier try whose answer was lost. That will be billed,
         # and asking again under the key is the way to its result.
@@ -305,7 +366,10 @@ def fixed_headers(name: str, provider: Provider, secrets: Mapping[str, str]) -> 
     if provider.base_url.query or provider.base_url.fragment:
         raise ConfigurationError(f"provider {name}: base_url ends in a query or fragment; put a query into the tools' paths")
     headers = dict(_HEADERS)
-    names = [provider.request_id_header, *([provider.idempotency_header] if provider.idempotency_header else [])]
+    told = (provider.idempotency_header, provider.run_header, provider.receipt_header, provider.auth_scope_header)
+    names = [provider.request_id_header, *(header for header in told if header)]
+    if provider.auth_scope_header:
+        headers[provider.auth_scope_header] = scope_of(name, provider)
     if provider.auth is not None:
         auth = provider.auth
         value = f"{auth.scheme} {secrets[name]}" if auth.scheme else secrets[name]

@@ -30,6 +30,11 @@ class ProviderCall(msgspec.Struct, frozen=True):
     batched: bool
     idempotency_key: str
     request_id: str
+    #: Runs that ask for it, each once, and the batch's own name where it is one (P1).
+    runs: tuple[str, ...] = ()
+    batch: str = ""
+    #: Ask for this job of the provider's instead of submitting anything (P10).
+    job: str | None = None
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -56,19 +61,32 @@ class Doubtful(msgspec.Struct, frozen=True):
     """The call may have been made and billed, and its answer is lost."""
 
     fault: Fault
+    #: Whether asking again is of no use; ``None``: that is for the tool's policy to say.
+    used_up: bool | None = None
 
 
 MemberOutcome = Answered | Refused | NotDone | Doubtful
 
 
+class JobUnderWay(msgspec.Struct, frozen=True):
+    """The provider works on it as a job, which is to be asked for again after a while (P10)."""
+
+    job: str
+    ask_again_seconds: float
+
+
 class CallReport(msgspec.Struct, frozen=True):
-    """How a call ended: an outcome for each member, in order, and what the whole lane should know."""
+    """How a call ended: an outcome for each member, in order, and what the whole lane should know.
+
+    Where ``job`` is given the call has not ended, and there is no outcome.
+    """
 
     outcomes: tuple[MemberOutcome, ...]
     #: The provider wants every caller to wait this long (P3), in seconds.
     lane_pause_seconds: float | None = None
     #: Seconds from sending to the end of the answer.
     seconds: float = 0.0
+    job: JobUnderWay | None = None
 
 
 class Caller(Protocol):

@@ -179,6 +179,16 @@ def _member_outcome(form: BatchForm, item: JsonValue) -> MemberOutcome:
     return Refused(Fault("item_error", _error_text(error)))
 
 
+def error_code(body: bytes) -> str | None:
+    """The code in the body of a refusal: ``error.code``, ``error`` or ``code``, whichever is a text."""
+    try:
+        answer = parse_json(body)
+    except InvalidJson:
+        return None
+    found = (value_at(answer, path) for path in (("error", "code"), ("error",), ("code",)))
+    return next((code for code in found if isinstance(code, str)), None)
+
+
 def _error_text(error: JsonValue) -> str:
     if isinstance(error, str):
         return error[:TEXT_BYTES_MAX]

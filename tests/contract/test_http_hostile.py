@@ -68,7 +68,7 @@ BOMB = gzip.compress(b"0" * (50 << 20))
         pytest.param(drips(b"", b"HTTP/1.1 102 Processing\r\n\r\n"), id="interim answers drip"),
     ],
 )
-async def test_case_G3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
+async def test_P5_case_G3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
     report = await report_of(answer, timeout_seconds=DEADLINE_SECONDS)
     assert isinstance(report.outcomes[0], Doubtful)
     assert code(report) in {"deadline", "answer_lost"}
@@ -86,7 +86,7 @@ async def test_case_G3_a_drip_ends_at_the_deadline(answer: Serve) -> None:
         ),
     ],
 )
-async def test_case_G3_a_body_that_grows_too_large_is_cut_off_in_bounded_memory(answer: Serve) -> None:
+async def test_P5_case_G3_a_body_that_grows_too_large_is_cut_off_in_bounded_memory(answer: Serve) -> None:
     async with serving(answer) as server, calling(server) as caller:
         with memory_growing_at_most(GROWTH_BYTES_MAX):
             report = await caller.call(call_of())
@@ -134,7 +134,7 @@ async def test_a_broken_answer_is_doubtful(answer: Serve, expected: str) -> None
     assert isinstance(report.outcomes[0], Doubtful)
 
 
-async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+async def test_P5_an_answer_without_a_length_ends_with_its_connection() -> None:
     report = await report_of(sends(b'HTTP/1.1 200 OK\r\n\r\n{"a": 1}', close=True))
     assert report.outcomes == (Answered(b'{"a":1}'),)
 
@@ -159,7 +159,7 @@ async def test_a_reason_phrase_in_any_bytes_does_not_lose_what_was_paid_for() ->
         ("9" * 14, 3600.0),
     ],
 )
-async def test_case_G1_a_retry_after_reaches_the_lane(value: str, seconds: float | None) -> None:
+async def test_P3_case_G1_a_retry_after_reaches_the_lane(value: str, seconds: float | None) -> None:
     for status, otherwise in (("429 Too Many", NotDone), ("503 Closed", Doubtful)):
         report = await report_of(sends(whole(b"", f"Retry-After: {value}", status=status)))
         [outcome] = report.outcomes
@@ -169,7 +169,7 @@ async def test_case_G1_a_retry_after_reaches_the_lane(value: str, seconds: float
             assert outcome.retry_after_seconds == seconds
 
 
-async def test_case_G1_two_retry_afters_that_disagree_are_none() -> None:
+async def test_P3_case_G1_two_retry_afters_that_disagree_are_none() -> None:
     report = await report_of(sends(whole(b"", "Retry-After: 3", "Retry-After: soon", status="429 Too Many")))
     assert isinstance(report.outcomes[0], NotDone)
     assert report.lane_pause_seconds is None

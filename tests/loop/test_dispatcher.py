@@ -31,7 +31,7 @@ from schemas.events import (
     ToolRequested,
     Value,
 )
-from streams.calls import BUSY_TRIES_MAX, outcome_of
+from streams.calls import outcome_of
 from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS
 from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
@@ -804,7 +804,12 @@ def test_the_steady_clock_goes_on() -> None:
 # --- outcomes -----------------------------------------------------------------------------------------------
 
 NOW, JITTER = 1_000.0, 0.5
-GIVEN_UP = Fault(BUSY.code, f"{BUSY.message} (given up after {BUSY_TRIES_MAX} attempts)", True)
+
+
+def given_up(tries: int) -> Failed:
+    return Failed(Fault(BUSY.code, f"{BUSY.message} (given up after {tries} attempts)", True))
+
+
 CLOSED = Fault("http_503", "closed")
 
 
@@ -827,7 +832,10 @@ def later(tries: int) -> int:
         (NotDone(CLOSED), Repeat.FREELY, 5, Failed(Fault("http_503", "closed (given up after 5 attempts)", True))),
         # A provider that is merely busy gets more patience.
         (NotDone(BUSY, 3.0), Repeat.NEVER, 5, Retry(BUSY, later(5))),
-        (NotDone(BUSY, 3.0), Repeat.NEVER, BUSY_TRIES_MAX, Failed(GIVEN_UP)),
+        (NotDone(BUSY, 3.0), Repeat.NEVER, 19, Retry(BUSY, later(19))),
+        (NotDone(BUSY, 3.0), Repeat.NEVER, 20, given_up(20)),
+        (NotDone(BUSY), Repeat.NEVER, 9, Retry(BUSY, later(9))),
+        (NotDone(BUSY), Repeat.NEVER, 10, given_up(10)),
         # Doubtful: only a tool that may be repeated is, and no more often than the budget allows.
         (Doubtful(LOST), Repeat.NEVER, 1, Ambiguous(LOST)),
         (Doubtful(LOST), Repeat.NEVER, 9, Ambiguous(LOST)),

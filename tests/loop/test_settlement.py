@@ -316,3 +316,25 @@ async def test_L7_a_release_never_overtakes_the_claim_that_could_not_be_publishe
     await it.returns()
     await it.turns(5)
     assert it.caller.asked == ["a"]
+
+
+def test_S5_a_start_whose_broker_goes_again_ends_in_time_and_keeps_the_journal(tmp_path: Path) -> None:
+    async def left_behind() -> None:
+        it = World(tmp_path, grace_seconds=2.0)
+        async with it:
+            await answered_while_away(it, "a")
+            await it.dispatcher.stop()
+
+    async def start() -> None:
+        it = World(tmp_path, broker_seconds=30.0)
+        it.log.acknowledges.clear()
+        began = it.time.now
+        with pytest.raises(Unreachable, match="1 journalled answers were not acknowledged in 30 s"):
+            await it.dispatcher.start()
+        assert it.time.now == pytest.approx(began + 30)
+        assert journalled(it) == ["a"]
+        it.log.acknowledges.set()
+        it.journal.close()
+
+    play(left_behind())
+    play(start())

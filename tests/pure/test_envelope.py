@@ -44,6 +44,7 @@ from schemas.events import (
     Event,
     Failed,
     Fault,
+    JobStarted,
     LeaseExpired,
     LeaseReleased,
     LeasesRenewed,
@@ -101,6 +102,8 @@ NEVER_EDIT = (
     "Never edit an event: Kafka keeps the old bytes for ever. Add a version of its topic's schema and an upcaster "
     "(schemas/envelope.py), or a new type."
 )
+#: Golden bytes from before a field was added, by section and name.
+EARLIER = "earlier"
 ADD_NEW = f"A new type needs an example in tests/pure/test_envelope.py and a golden entry: {WRITE_NEW} adds missing ones only."
 
 
@@ -300,6 +303,17 @@ PLAY = CompiledPlay(
         CompiledColumn("score", "acme.score", "org/acme", "1", "5e" * 20, Repeat.NEVER, "{}"),
     ),
 )
+TERMS = CompiledPlay(
+    "leads",
+    "people",
+    "1-4f2a",
+    (),
+    (
+        CompiledColumn(
+            "verified", "acme.verify", "org/acme", "3", "5e" * 20, Repeat.NEVER, "{}", (), None, None, 20_833, True, "country"
+        ),
+    ),
+)
 ROW = AddedRow(3, "c4" * 20, '{"email":"zoë@example.org","n":19933688932870350000}'.encode())
 ROWS = RowCounts(70, 10, 9, 8, 7, 6, 5)
 CALLS = CallCounts(3, 2, 1)
@@ -330,7 +344,13 @@ EVENT_EXAMPLES: Mapping[str, Event] = {
     "ToolRequested: of a normal run": ToolRequested(
         "9f" * 20, "call-1", "run-1", 0, "org/acme", "acme.verify", Repeat.NEVER, b"{}"
     ),
+    "ToolRequested: that may share a call, and continues": ToolRequested(
+        "9f" * 20, "call-1", "run-1", 0, "org/acme", "acme.verify", Repeat.NEVER, b"{}", Mode.NORMAL, None, '"de"', True
+    ),
+    "RunOpened: with terms of reuse and of sharing": RunOpened("run-1", "org", TERMS),
     "CallWithdrawn": CallWithdrawn("9f" * 20, "call-1"),
+    "BatchClaimed: of a job that is known": BatchClaimed("org/acme", "acme.verify", "", "lease-1", 4, MEMBERS[:1], (), "job-1"),
+    "JobStarted": JobStarted("9f" * 20, 1, "lease-1", "job-1"),
     "BatchClaimed": BatchClaimed("org/acme", "acme.verify", "b1" * 20, "lease-1", 4, MEMBERS[:1], MEMBERS),
     "LeaseReleased": LeaseReleased("lease-1", MEMBERS),
     "LeaseExpired": LeaseExpired("lease-1", MEMBERS),
@@ -408,6 +428,7 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
         b'{"email":"a@b.c"}',
     ),
     "s Receipt: not asked for": Receipt(),
+    "s Receipt: of a job": Receipt(attempts={1: Attempt("lease-1", 4, job="job-1")}, bucket='"de"'),
     "i Ask": Ask(b'{"email":"a@b.c"}'),
     "w Waiter": Waiter("run-1", 5, 1, 2, Flag.UNKNOWN, True),
     "o OpenReceipt": OpenReceipt(),
@@ -590,6 +611,14 @@ def test_what_kafka_keeps_is_read_as_what_it_was(section: str, name: str) -> Non
     assert decoded(section, name, stands[name]) == example(section, name), (
         f"{section}: {name} is read as something else than what was written. {NEVER_EDIT}"
     )
+
+
+@pytest.mark.parametrize("entry", golden().get(EARLIER, {}))
+def test_what_was_written_before_a_field_was_added_is_read_with_its_default(entry: str) -> None:
+    """A field may be added behind the others, with a default: topics and tables still hold the shorter form."""
+    section, _, name = entry.partition(" ")
+    for shorter in golden()[EARLIER][entry]:
+        assert decoded(section, name, shorter) == example(section, name)
 
 
 @pytest.mark.parametrize("topic", EVENTS_BY_TOPIC)

@@ -17,6 +17,7 @@ from streams.engine.retries import (
     classify,
     parse_retry_after,
     rule,
+    tries_max_of,
 )
 
 NOW = 1_800_000_000.0
@@ -81,7 +82,7 @@ def test_for_no_other_status_a_retry_after_changes_the_verdict(status: int) -> N
         ([], None),
     ],
 )
-def test_case_G1_each_form_of_retry_after(values: list[str], seconds: float | None) -> None:
+def test_P3_case_G1_each_form_of_retry_after(values: list[str], seconds: float | None) -> None:
     assert parse_retry_after(values, NOW) == seconds
 
 
@@ -95,7 +96,7 @@ def test_case_G1_each_form_of_retry_after(values: list[str], seconds: float | No
         "Sun, 06 Nov 1994 09:49:37 +0100",
     ],
 )
-def test_all_forms_of_an_http_date_are_the_same_instant(value: str) -> None:
+def test_P3_all_forms_of_an_http_date_are_the_same_instant(value: str) -> None:
     assert parse_retry_after([value], 784111777.0 - 60) == 60.0
 
 
@@ -121,7 +122,7 @@ def test_all_forms_of_an_http_date_are_the_same_instant(value: str) -> None:
         "06 Nov 1994 08:49:37 GMT",
     ],
 )
-def test_what_is_neither_seconds_nor_a_date_is_nothing(value: str) -> None:
+def test_P3_what_is_neither_seconds_nor_a_date_is_nothing(value: str) -> None:
     assert parse_retry_after([value], NOW) is None
 
 
@@ -163,13 +164,36 @@ def test_no_header_makes_it_raise_or_leave_its_bounds(values: list[str], now: fl
 @given(jitters=st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40))
 def test_P2_waits_grow_whatever_the_jitter_and_stay_under_the_cap(jitters: list[float]) -> None:
     waits = [backoff_ms(attempt, jitter=jitter) for attempt, jitter in enumerate(jitters, start=1)]
-    growing = waits[:6]  # the seventh is floored at half the cap
+    growing = waits[:4]  # the fifth is floored at half the cap
     assert all(earlier <= later for earlier, later in itertools.pairwise(growing))
     assert all(250 <= wait <= BACKOFF_MAX_MS for wait in waits)
 
 
 def test_P2_waits_double_from_a_quarter_of_a_second() -> None:
-    assert [backoff_ms(attempt, jitter=0.0) for attempt in range(1, 9)] == [250, 500, 1000, 2000, 4000, 8000, 15000, 15000]
+    assert [backoff_ms(attempt, jitter=0.0) for attempt in range(1, 9)] == [250, 500, 1000, 2000, 2500, 2500, 2500, 2500]
     assert backoff_ms(1, jitter=0.5) == 375
     assert backoff_ms(10**9, jitter=0.999) < BACKOFF_MAX_MS
     assert backoff_ms(0, jitter=0.0) == 250
+
+
+# --- patience ---
+
+
+def test_P2_a_busy_provider_is_waited_for_about_25_s_each_wait_at_most_5_s() -> None:
+    tries = tries_max_of("http_429", has_retry_after=False, attempts_max=3)
+    for jitter, low, high in ((0.0, 15, 25), (0.5, 22, 28), (0.999, 25, 35)):
+        waits = [backoff_ms(attempt, jitter=jitter) / 1000 for attempt in range(1, tries)]
+        assert max(waits) <= 5.0
+        assert low <= sum(waits) <= high
+
+
+@pytest.mark.parametrize(
+    ("code", "has_retry_after", "tries"),
+    [("http_429", False, 10), ("http_429", True, 20), ("http_425", False, 10), ("http_503", True, 3), ("unreachable", False, 3)],
+)
+def test_P2_each_class_of_ends_has_a_bounded_count(code: str, has_retry_after: bool, tries: int) -> None:
+    assert tries_max_of(code, has_retry_after=has_retry_after, attempts_max=3) == tries
+
+
+def test_P2_a_larger_setting_counts_for_every_class() -> None:
+    assert tries_max_of("http_429", has_retry_after=False, attempts_max=50) == 50

@@ -242,9 +242,10 @@ PROVIDER: dict[str, Any] = {
         "key": {"path": "/k", "repeat": "with-key"},
         "batch": {"path": "/b", "repeat": "with-key", "batch": {"size_max": 3, "window_ms": 250}},
         "once": {"path": "/o", "batch": {"size_max": 3, "window_ms": 250}},
+        "job": {"path": "/j", "job": {"poll_path": "/j/{job}", "deadline_seconds": 60}},
     },
 }
-REPEATS = {"never": Repeat.NEVER, "key": Repeat.WITH_KEY, "batch": Repeat.WITH_KEY, "once": Repeat.NEVER}
+REPEATS = {"never": Repeat.NEVER, "key": Repeat.WITH_KEY, "batch": Repeat.WITH_KEY, "once": Repeat.NEVER, "job": Repeat.NEVER}
 
 
 class World:
