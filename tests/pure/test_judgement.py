@@ -205,7 +205,9 @@ def test_what_is_no_json_and_names_no_run_is_parked(topic: str, key: bytes | Non
 
 @pytest.mark.parametrize("kind", ["run_paused", "", None, 1, ["run_requested"], {"a": 1}, True])
 def test_case_H3_an_unknown_type_is_parked_and_the_known_ones_are_named(kind: Any) -> None:
-    with pytest.raises(EnvelopeError, match="known are cell_resolved, receipt_forgotten, rows_appended, rows_sealed, run_cancelled, run_requested"):
+    with pytest.raises(
+        EnvelopeError, match="known are cell_resolved, receipt_forgotten, rows_appended, rows_sealed, run_cancelled, run_requested"
+    ):
         judge({"type": kind, "run": "run"})
 
 
