@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from schemas import address
-from schemas.events import ReceiptResolved
+from schemas.events import ClaimedMember, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
+from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.errors import PaidonceError
 from streams.outbox import EventPublisher
@@ -194,16 +195,18 @@ def call_of(actor: Actor, effect: UnknownSeen) -> tuple[str, tuple[CallMember, .
     (receipt,) = actor.records_of([record_key(RECEIPT, effect.receipt)], Receipt)
     batch = receipt.attempts[effect.n].batch
     if not batch:
-        return address.provider_key(effect.receipt, effect.epoch, effect.op), (_member(actor, effect.receipt),)
+        member = ClaimedMember(effect.receipt, effect.n, effect.epoch, effect.op)
+        return operation_key(member, receipt), (_member(actor, effect.receipt, receipt),)
     (stored,) = actor.records_of([record_key(BATCH, batch)], Batch)
-    members = tuple([_member(actor, name) for name, _, _ in stored.members])
-    keys = [address.provider_key(name, epoch, op) for name, epoch, op in stored.members]
+    receipts = actor.records_of([record_key(RECEIPT, name) for name, _, _ in stored.members], Receipt)
+    members, keys = [], []
+    for (name, epoch, op), one in zip(stored.members, receipts, strict=True):
+        members.append(_member(actor, name, one))
+        keys.append(operation_key(ClaimedMember(name, 0, epoch, op), one))
     payload = address.payload_digest(b"\n".join(member.input for member in members))
-    return address.batch_provider_key(batch, keys, payload), members
+    return address.batch_provider_key(batch, keys, payload), tuple(members)
 
 
-def _member(actor: Actor, name: str) -> CallMember:
-    (receipt,) = actor.records_of([record_key(RECEIPT, name)], Receipt)
-    if receipt.input is not None:
-        return CallMember(name, receipt.input)
-    return CallMember(name, actor.records_of([record_key(ASK, name)], Ask)[0].input)
+def _member(actor: Actor, name: str, receipt: Receipt) -> CallMember:
+    text = receipt.input if receipt.input is not None else actor.records_of([record_key(ASK, name)], Ask)[0].input
+    return CallMember(name, text)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from schemas import address
-from schemas.events import AttemptEnded, Fault, ReceiptResolved
+from schemas.events import AttemptEnded, Fault, Mode, ReceiptResolved
 from schemas.providers import Reconcile
 from streams import reconciler
 from streams.tools.lookup import Absent, Found, NoWord, Pending, Word
@@ -100,6 +100,22 @@ def test_U3_what_the_provider_has_settles_the_attempt_and_the_row_gets_it(tmp_pa
 
     story(words, told, tmp_path)
     assert words.closed
+
+
+def test_K5_a_forced_call_is_looked_up_under_the_key_that_it_was_sent_with(tmp_path: Path) -> None:
+    words = Words(Pending())
+
+    async def told(world: Doubts) -> None:
+        world.caller.scripts.append(doubtful)
+        await world.asks("a", "never", mode=Mode.FULL_REFRESH)
+        await world.passes(1)
+        for _ in range(3):
+            await world.turn()
+        await world.passes(1)
+        assert {key for _, key, _ in words.asked} == {world.caller.calls[0].idempotency_key}
+        assert world.caller.calls[0].idempotency_key != address.provider_key("a", 0, 1)
+
+    story(words, told, tmp_path)
 
 
 def test_U3_a_lost_batch_is_looked_up_under_the_key_that_it_was_sent_with(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "sweep_seconds": 10.5,
         "call_seconds": 8.5,
         "response_bytes_max": 106,
+        "receipts_keep_days": 30.5,
+        "callers_keep_hours": 2.5,
+        "sweep_seconds": 60.5,
         "kill_at": "rows:folded",
         "kill_after": 3,
     }
