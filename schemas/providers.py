@@ -10,69 +10,21 @@ from functools import cached_property
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     HttpUrl,
     StringConstraints,
-    TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
+from schemas.definitions import Definition, EntryPoint, JobPath, Name, Pace, Path, SecretReference
 from schemas.events import Repeat
 from schemas.fetch import FETCH, METHODS, SAFE_METHODS
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-#: ``env:NAME`` or ``file:/path``: where a worker finds a secret. The secret itself never stands in a file or an event.
-SecretReference = Annotated[str, StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
-#: A path into JSON: ``result.items`` or ``result.items.0``; empty for the whole.
-Path = Annotated[str, StringConstraints(pattern=r"^$|^[^.\s]+(\.[^.\s]+)*$")]
-#: A path below the base URL with a place for a job's name: ``/v1/jobs/{job}``.
-JobPath = Annotated[str, StringConstraints(pattern=r"^/[^{}]*\{job\}[^{}]*$")]
-#: A name in the entry-point group ``paidonce.tools``, or ``package.module:function``.
-EntryPoint = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-]
-
-#: Calls in flight where a provider's pace names no concurrency: batches, and all calls together (B9).
-BATCHES_MAX: Final = 4
-DIRECT_CALLS_MAX: Final = 50
-
-_http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
-_LOOPBACK = re.compile(r"http://(127(\.[0-9]+){3}|\[::1\]|localhost):")
+from schemas.fetchsettings import FetchSettings
 
 
-def _origin(text: str) -> str:
-    """``scheme://host:port``, as `origin_of` writes it, of a URL that is nothing but an origin."""
-    # The text is not repeated: where it is no origin, a secret may stand in it.
-    message = "no origin: expected for example https://api.example.com, without user, path and query"
-    try:
-        url = _http_url.validate_python(text)
-    except ValidationError as error:
-        raise ValueError(message) from error
-    if url.username or url.password or url.query is not None or url.fragment is not None or url.path not in (None, "/"):
-        raise ValueError(message)
-    return origin_of(url.scheme, url.host or "", url.port or 0)
-
-
-def origin_of(scheme: str, host: str, port: int) -> str:
-    """The one text of an origin, for comparing; the port is always named."""
-    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}".lower()
-
-
-#: Where a server is reached: scheme, host and port.
-Origin = Annotated[str, AfterValidator(_origin)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Auth(_Model):
+class Auth(Definition):
     """How a call proves who pays for it."""
 
     secret: SecretReference
@@ -83,26 +35,7 @@ class Auth(_Model):
     account: str | None = Field(default=None, min_length=1)
 
 
-class Pace(_Model):
-    """How fast a provider may be called (G1)."""
-
-    requests_per_second: float | None = Field(default=None, gt=0)
-    burst: int = Field(default=1, ge=1)
-    #: Calls in flight at once, over all workers; absent: 4 batches, and as many calls for one as make 50 in all (B9).
-    concurrency: int | None = Field(default=None, ge=1, le=1000)
-
-    @property
-    def ceiling(self) -> int:
-        """Calls in flight at once, batches included."""
-        return self.concurrency or DIRECT_CALLS_MAX
-
-    @property
-    def batches(self) -> int:
-        """Batches in flight at once."""
-        return self.concurrency or BATCHES_MAX
-
-
-class BatchForm(_Model):
+class BatchForm(Definition):
     """How many requests become one call, and one answer becomes many results (B4)."""
 
     path: str | None = None
@@ -122,7 +55,7 @@ class BatchForm(_Model):
     error_field: str = "error"
 
 
-class JobForm(_Model):
+class JobForm(Definition):
     """A call that the provider takes as a job: submitted once, asked for until it ends, and then fetched (P10).
 
     The submission is the call that is paid for; asking is free. ``{job}`` in a path stands for the job's name.
@@ -155,7 +88,7 @@ class JobForm(_Model):
         return self
 
 
-class Price(_Model):
+class Price(Definition):
     """What a call costs. An absent price is unknown, never zero (N1)."""
 
     per_call: float | None = Field(default=None, ge=0)
@@ -163,7 +96,7 @@ class Price(_Model):
     currency: str = "USD"
 
 
-class Reconcile(_Model):
+class Reconcile(Definition):
     """A tool's look-up by idempotency key: what became of a call whose answer was lost (U3). It is asked for free, by GET."""
 
     #: ``{key}`` in it becomes the key; without it the key goes into the provider's ``idempotency_header``.
@@ -190,7 +123,7 @@ class Reconcile(_Model):
         return path
 
 
-class _Terms(_Model):
+class _Terms(Definition):
     """What every tool states, however it is called."""
 
     version: str = "1"
@@ -236,7 +169,7 @@ class Tool(_Terms):
         return self
 
 
-class Provider(_Model):
+class Provider(Definition):
     """One provider over HTTP: where it is, how it is paid and paced, and what it offers."""
 
     kind: Literal["http"] = "http"
@@ -283,42 +216,7 @@ class Provider(_Model):
         return self
 
 
-class FetchSecret(_Model):
-    """A secret that plays may put into a header of a ``fetch``, and the only origins that it goes to (F5)."""
-
-    secret: SecretReference
-    origins: tuple[Origin, ...] = Field(min_length=1)
-    #: The account that the secret belongs to; part of the receipts' identity, unlike the secret (K3).
-    account: str | None = Field(default=None, min_length=1)
-
-
-class FetchSettings(_Model):
-    """What an operator allows and forbids the column kind ``fetch``."""
-
-    #: Origins beyond the public internet, as ``http://10.0.0.5:8080``; everything else there is refused (F4).
-    allow: tuple[Origin, ...] = ()
-    secrets: dict[Name, FetchSecret] = Field(default_factory=dict)
-    #: For all fetches of an organisation together, whichever servers they go to.
-    pace: Pace = Pace(requests_per_second=50, burst=10, concurrency=32)
-    #: Limits of a request: until its headers are there, from then until its body is, and of all with tries and redirects (F2).
-    headers_seconds: float = Field(default=30.0, gt=0, le=600)
-    body_seconds: float = Field(default=30.0, gt=0, le=600)
-    total_seconds: float = Field(default=120.0, gt=0, le=600)
-    #: Largest body that is kept, once decoded; a receipt has 8 MB in all.
-    body_bytes_max: int = Field(default=2 << 20, ge=1, le=5 << 20)
-
-    @model_validator(mode="after")
-    def _secrets_stay_private(self) -> Self:
-        for name, entry in self.secrets.items():
-            for origin in entry.origins:
-                if not (origin.startswith("https:") or origin in self.allow or _LOOPBACK.match(origin)):
-                    raise ValueError(
-                        f"secret {name!r} may not go to {origin}: secrets are sent over TLS; use https, or put it into allow"
-                    )
-        return self
-
-
-class PythonBatch(_Model):
+class PythonBatch(Definition):
     """The function that takes many inputs at once, and how its results are told apart (B4)."""
 
     entry_point: EntryPoint
@@ -337,7 +235,7 @@ class PythonTool(_Terms):
     batch: PythonBatch | None = None
 
 
-class PythonProvider(_Model):
+class PythonProvider(Definition):
     """A provider that is called by async Python functions in the worker's process."""
 
     kind: Literal["python"]
@@ -382,7 +280,7 @@ AnyProvider: TypeAlias = Provider | PythonProvider
 AnyTool: TypeAlias = Tool | PythonTool
 
 
-class Providers(_Model):
+class Providers(Definition):
     """The whole file: providers by name, and what ``fetch`` may do."""
 
     providers: dict[Name, Annotated[AnyProvider, BeforeValidator(_by_kind)]] = Field(default_factory=dict)

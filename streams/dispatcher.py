@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,6 +36,7 @@ from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch, steady_clock
 from streams.outbox import EventPublisher
+from streams.ownership import OwnedPartition
 from streams.reconciler import Reconciler
 from streams.salvage import SalvageFile
 from streams.settings import Settings
@@ -51,27 +51,6 @@ log = logging.getLogger(__name__)
 #: With less of the lease left than this, a call is not started.
 START_MARGIN_SECONDS = 0.1
 PROBED_TOPICS = ("receipt-claims", "lease-heartbeats", "receipt-completions")
-
-
-@dataclass(slots=True)
-class _Partition:
-    """What the dispatcher keeps for one owned partition of ``receipts``."""
-
-    actor: Actor
-    watch: LeaseWatch
-    lanes: dict[str, Lane] = field(default_factory=dict)
-    timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-    #: Claims that were published and not yet folded, by lease.
-    pending: dict[str, Flight] = field(default_factory=dict)
-    #: Receipts in those claims: what a turn says of them that has not folded the claim is old news.
-    claimed: set[str] = field(default_factory=set)
-    #: Lanes that are about to be looked at.
-    departing: set[str] = field(default_factory=set)
-    #: Granted calls that wait for room in their lane.
-    waiting: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
-    #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
-    probe: str | None = None
-    probes_seen: int = 0
 
 
 class Dispatcher(Companion):
@@ -96,7 +75,7 @@ class Dispatcher(Companion):
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
         self._fail, self._checkpoint, self._clock = fail, checkpoint, clock
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, OwnedPartition] = {}
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
         self._publishing: set[asyncio.Task[None]] = set()
@@ -127,7 +106,7 @@ class Dispatcher(Companion):
         if table == "receipts":
             for partition, actor in actors.items():
                 watch = LeaseWatch(self.settings.lease_seconds, self._clock)
-                self._partitions[partition] = _Partition(actor, watch)
+                self._partitions[partition] = OwnedPartition(actor, watch)
 
     async def revoked(self) -> None:
         """Make no new claims and give back what was not granted; calls in flight go on (dispatcher's rule 3)."""
@@ -136,7 +115,7 @@ class Dispatcher(Companion):
         for number, partition in partitions.items():
             self._freeze(number, partition)
 
-    def _freeze(self, number: int, partition: _Partition) -> None:
+    def _freeze(self, number: int, partition: OwnedPartition) -> None:
         """Make no more claims, and give back what was not granted or has no slot yet."""
         for timer in partition.timers.values():
             timer.cancel()
@@ -200,7 +179,7 @@ class Dispatcher(Companion):
                 case LeasesSeen():
                     owned.watch.renewed(effect.leases)
                 case LeaseOver():
-                    self._over(owned, effect, moved)
+                    owned.over(effect, moved)
                 case ProbeSeen():
                     probes.append(effect)
                 case UnknownSeen() | UnknownOver():
@@ -216,24 +195,16 @@ class Dispatcher(Companion):
 
     # --- lanes -----------------------------------------------------------------------------------------------
 
-    def _lane(self, owned: _Partition, name: str, now: float) -> Lane:
+    def _lane(self, owned: OwnedPartition, name: str, now: float) -> Lane:
         lane = owned.lanes.get(name)
         if lane is None:
             lane = owned.lanes[name] = Lane(pace_of(self._providers, name), self._forms, now)
         return lane
 
-    def _ours(self, owned: _Partition, lease: str) -> bool:
+    def _ours(self, owned: OwnedPartition, lease: str) -> bool:
         return lease in owned.pending or self.calls.is_in_flight(lease)
 
-    def _over(self, owned: _Partition, effect: LeaseOver, moved: set[str]) -> None:
-        watched = owned.watch.over(effect.lease, effect.receipts)
-        if watched is not None and watched.foreign:
-            lane = owned.lanes[watched.lane]
-            lane.in_flight = max(0, lane.in_flight - 1)
-            self._room(owned, watched.lane)
-            moved.add(watched.lane)
-
-    def _depart(self, partition: int, owned: _Partition, name: str) -> None:
+    def _depart(self, partition: int, owned: OwnedPartition, name: str) -> None:
         """Claim what the lane lets go, and look again when it says so."""
         timer = owned.timers.pop(name, None)
         if timer is not None:
@@ -263,11 +234,11 @@ class Dispatcher(Companion):
             for name in owned.lanes:
                 self._depart(partition, owned, name)
 
-    def _depart_soon(self, partition: int, owned: _Partition, name: str) -> None:
+    def _depart_soon(self, partition: int, owned: OwnedPartition, name: str) -> None:
         owned.departing.discard(name)
         self._depart(partition, owned, name)
 
-    def _claim(self, partition: int, owned: _Partition, lane: str, departure: Departure) -> Flight:
+    def _claim(self, partition: int, owned: OwnedPartition, lane: str, departure: Departure) -> Flight:
         members = tuple(ClaimedMember(entry.receipt, entry.need.n, entry.need.epoch, entry.need.op) for entry in departure.entries)
         lease = uuid.uuid4().hex
         # The lease runs from the clock read before the claim is published (dispatcher's rule 2).
@@ -285,7 +256,7 @@ class Dispatcher(Companion):
         )
         return flight
 
-    def _folded(self, partition: int, owned: _Partition, effect: ClaimFolded) -> None:
+    def _folded(self, partition: int, owned: OwnedPartition, effect: ClaimFolded) -> None:
         """Our claim was folded: call for it whole, or give it back whole and let its members be batched anew."""
         flight = owned.pending.pop(effect.lease, None)
         if flight is None:
@@ -354,29 +325,11 @@ class Dispatcher(Companion):
         if pause_seconds:
             owned.lanes[flight.lane].pause(self._clock() + pause_seconds)
         if owned.actor is flight.actor:
-            self._landed(owned, flight)
+            owned.landed(flight)
         # Calls end in flocks, as their outcomes are acknowledged together: one look at the lane is enough for all of them.
         if flight.lane not in owned.departing:
             owned.departing.add(flight.lane)
             asyncio.get_running_loop().call_soon(self._depart_soon, flight.partition, owned, flight.lane)
-
-    def _landed(self, owned: _Partition, flight: Flight) -> None:
-        lane = owned.lanes[flight.lane]
-        lane.batches -= flight.is_batch
-        if flight.counted:
-            lane.in_flight = max(0, lane.in_flight - 1)
-        else:
-            lane.claimed -= 1
-        self._room(owned, flight.lane)
-
-    def _room(self, owned: _Partition, name: str) -> None:
-        """A place in a lane is free: the call that waited longest takes it."""
-        waiting = owned.waiting.get(name)
-        while waiting and owned.lanes[name].free:
-            room = waiting.popleft()
-            if not room.done():
-                room.set_result(None)
-                break
 
     # --- leases ----------------------------------------------------------------------------------------------
 
@@ -398,7 +351,7 @@ class Dispatcher(Companion):
                     for topic in PROBED_TOPICS:
                         self._say(topic, partition, Probed(owned.probe))
 
-    def _probed(self, owned: _Partition, effect: ProbeSeen) -> None:
+    def _probed(self, owned: OwnedPartition, effect: ProbeSeen) -> None:
         if effect.probe != owned.probe:
             return
         owned.probes_seen += 1

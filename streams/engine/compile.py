@@ -12,8 +12,9 @@ from schemas import address
 from schemas.canonical import UncanonicalValue, canonical
 from schemas.events import CompiledColumn, CompiledPlay
 from schemas.fetch import FETCH, Fetch
+from schemas.fetchsettings import FetchSettings
 from schemas.plays import Column, Play
-from schemas.providers import AnyProvider, AnyTool, FetchSettings, Providers, PythonProvider
+from schemas.providers import AnyProvider, AnyTool, Providers, PythonProvider
 from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
 

@@ -7,8 +7,7 @@ which record lives under which key, who is answered in which message, and which 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue, WaitsDue
 from schemas.events import (
@@ -37,7 +36,6 @@ from schemas.states import (
     ASK,
     BATCH,
     OPEN,
-    RECEIPT,
     VALUE,
     WAITER,
     Ask,
@@ -55,6 +53,7 @@ from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
+from streams.engine.receiptsturn import ReceiptsTurn
 from streams.engine.sweep import SweepPolicy
 from streams.engine.withdrawal import WAITERS_INLINE, withdraw
 
@@ -69,82 +68,6 @@ _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
 
 
-@dataclass(slots=True)
-class _Turn:
-    """What one turn gathers while it folds."""
-
-    records: Records
-    outbox: Outbox
-    context: Context
-    #: Receipts to be looked at when all is folded, in order of first touch.
-    touched: dict[str, Receipt] = field(default_factory=dict)
-    #: Open receipts that a new owner looks at; not yet changed, unlike those that are touched.
-    stock: dict[str, Receipt] = field(default_factory=dict)
-    #: Leases of which attempts have ended, with their receipts.
-    over: dict[str, list[str]] = field(default_factory=dict)
-    claims: list[BatchClaimed] = field(default_factory=list)
-    #: Receipts whose attempts ended although nobody waited any more: they may have been unknown.
-    stirred: set[str] = field(default_factory=set)
-    #: Receipts to be looked at by a sweep some day.
-    answered: dict[str, None] = field(default_factory=dict)
-    sweeps: list[SweepDue | ReceiptForgotten] = field(default_factory=list)
-
-    #: Receipts that a row asked for on the lane of its last answer (B1).
-    continuing: set[str] = field(default_factory=set)
-    #: Record keys by receipt, made once.
-    names: dict[str, bytes] = field(default_factory=dict)
-
-    def prefetch(self, events: Sequence[Event]) -> None:
-        """Load the receipts that events touch with one multi-get."""
-        names = self.names
-        for event in events:
-            if isinstance(event, _OF_ONE):
-                key = event.receipt
-                if key not in names:
-                    names[key] = RECEIPT + key.encode()
-            elif isinstance(event, _OF_MANY):
-                for member in event.members:
-                    names[member.receipt] = RECEIPT + member.receipt.encode()
-        self.records.prefetch(names.values())
-
-    def receipt(self, key: str) -> Receipt:
-        """The receipt's record, new where there is none; it counts as changed."""
-        receipt = self.touched.get(key)
-        if receipt is None:
-            name = self.names.get(key) or RECEIPT + key.encode()
-            receipt = self.records.get(name, Receipt) or Receipt()
-            self.records.put(name, receipt)
-            self.touched[key] = receipt
-        return receipt
-
-    def changed(self, key: str, receipt: Receipt) -> None:
-        """A receipt that was only looked at has changed after all."""
-        if key not in self.touched:
-            self.records.put(RECEIPT + key.encode(), receipt)
-
-    def keep(self, key: str, receipt: Receipt, call: str, waiter: Waiter) -> None:
-        """A waiter has changed."""
-        self.changed(key, receipt)
-        if call not in receipt.waiters:
-            self.records.put(record_key(WAITER, key, call), waiter)
-
-    def waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
-        """All waiters of a receipt, the inline ones first."""
-        if not receipt.overflow:
-            return receipt.waiters.values()
-        return (waiter for _, waiter in self._all_waiters(key, receipt))
-
-    def calls(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
-        """The same, with the calls that wait."""
-        return receipt.waiters.items() if not receipt.overflow else self._all_waiters(key, receipt)
-
-    def _all_waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
-        yield from receipt.waiters.items()
-        prefix = record_key(WAITER, key, "")
-        for name, waiter in self.records.scan(prefix, Waiter):
-            yield name[len(prefix) :].decode(), waiter
-
-
 class ReceiptsEngine:
     """The engine of the ``receipts`` table; without ``sweep`` it drops nothing by itself."""
 
@@ -154,7 +77,7 @@ class ReceiptsEngine:
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
-        turn = _Turn(records, outbox, context)
+        turn = ReceiptsTurn(records, outbox, context)
         turn.prefetch(events)
         for event in events:
             self._fold(turn, event)
@@ -168,7 +91,7 @@ class ReceiptsEngine:
 
     # --- folding ---------------------------------------------------------------------------------------------
 
-    def _fold(self, turn: _Turn, event: Event) -> None:
+    def _fold(self, turn: ReceiptsTurn, event: Event) -> None:
         match event:
             case ToolRequested():
                 self._request(turn, event)
@@ -214,7 +137,7 @@ class ReceiptsEngine:
             case SweepDue() | ReceiptForgotten():
                 turn.sweeps.append(event)
 
-    def _request(self, turn: _Turn, event: ToolRequested) -> None:
+    def _request(self, turn: ReceiptsTurn, event: ToolRequested) -> None:
         receipt = turn.receipt(event.receipt)
         if event.call in receipt.waiters:
             return
@@ -242,7 +165,7 @@ class ReceiptsEngine:
             receipt.overflow += 1
             turn.records.put(overflow_key, waiter)
 
-    def _claim(self, turn: _Turn, event: BatchClaimed) -> None:
+    def _claim(self, turn: ReceiptsTurn, event: BatchClaimed) -> None:
         payload = event.payload or event.members
         if len(payload) > 1:
             members = tuple((member.receipt, member.epoch, member.op) for member in payload)
@@ -261,7 +184,7 @@ class ReceiptsEngine:
         if won:
             turn.outbox.effects.append(LeaseSeen(event.lane, event.lease, tuple(won)))
 
-    def _end(self, turn: _Turn, event: AttemptEnded) -> None:
+    def _end(self, turn: ReceiptsTurn, event: AttemptEnded) -> None:
         receipt = turn.receipt(event.receipt)
         over = turn.over.get(event.lease)
         if over is None:
@@ -281,7 +204,7 @@ class ReceiptsEngine:
             if isinstance(outcome, Ambiguous):
                 attempt.used_up = outcome.used_up
 
-    def _value(self, turn: _Turn, key: str, receipt: Receipt, n: int, epoch: int, output: bytes) -> None:
+    def _value(self, turn: ReceiptsTurn, key: str, receipt: Receipt, n: int, epoch: int, output: bytes) -> None:
         digest = hashlib.blake2b(output, digest_size=16).hexdigest()
         if not protocol.complete(receipt, n, epoch, digest):
             return
@@ -298,7 +221,7 @@ class ReceiptsEngine:
             # Paid for, but another attempt's value came first: it stays with its attempt, and is reported (S5).
             turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
 
-    def _resolve(self, turn: _Turn, event: ReceiptResolved) -> None:
+    def _resolve(self, turn: ReceiptsTurn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)
         turn.stirred.add(event.receipt)
         if event.output is not None:
@@ -313,7 +236,7 @@ class ReceiptsEngine:
 
     # --- what follows ----------------------------------------------------------------------------------------
 
-    def _decide(self, turn: _Turn, claim: BatchClaimed) -> None:
+    def _decide(self, turn: ReceiptsTurn, claim: BatchClaimed) -> None:
         """Grant what may be called for, from the state at the end of the turn; release what won but may not (owner's rule 2)."""
         granted: list[str] = []
         lost: list[str] = []
@@ -335,7 +258,7 @@ class ReceiptsEngine:
             turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(claim.lease, tuple(released)))
         turn.outbox.effects.append(ClaimFolded(claim.lane, claim.lease, tuple(granted), tuple(lost)))
 
-    def _settle(self, turn: _Turn, key: str, receipt: Receipt) -> None:
+    def _settle(self, turn: ReceiptsTurn, key: str, receipt: Receipt) -> None:
         """Answer the waiters of a receipt, keep the index of open ones, and tell the lane."""
         stands = protocol.standing(receipt)
         need = None
@@ -360,7 +283,7 @@ class ReceiptsEngine:
             continues = key in turn.continuing
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need, receipt.bucket, continues))
 
-    def _answer(self, turn: _Turn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
+    def _answer(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count = 0
         for call, waiter in turn.calls(key, receipt):
@@ -399,8 +322,6 @@ class ReceiptsEngine:
             turn.outbox.send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 
 
-_OF_ONE = (ToolRequested, AttemptEnded, JobStarted)
-_OF_MANY = (BatchClaimed, LeaseReleased, LeaseExpired)
 _OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}
 _FLAG_AFTER = {
     Told.COMPLETED: Flag.DONE,

@@ -15,9 +15,10 @@ from typing import Final
 
 import httpx
 
+from schemas.definitions import origin_of
 from schemas.events import Fault
 from schemas.fetch import FETCH, SAFE_METHODS
-from schemas.providers import Providers, origin_of
+from schemas.providers import Providers
 from streams.engine.retries import Kind, parse_retry_after, rule
 from streams.errors import PaidonceError
 from streams.tools.addresses import why_not_host

@@ -1,0 +1,102 @@
+"""What one turn of ``receipts`` gathers: the receipts it touches, and what is to be looked at when all is folded.
+
+Pure. It finds records and says which have changed; what follows from them is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from schemas.commands import SweepDue
+from schemas.events import (
+    AttemptEnded,
+    BatchClaimed,
+    Event,
+    JobStarted,
+    LeaseExpired,
+    LeaseReleased,
+    ReceiptForgotten,
+    ToolRequested,
+)
+from schemas.states import RECEIPT, WAITER, Receipt, Waiter, record_key
+from streams.engine.port import Context, Outbox, Records
+
+_OF_ONE = (ToolRequested, AttemptEnded, JobStarted)
+_OF_MANY = (BatchClaimed, LeaseReleased, LeaseExpired)
+
+
+@dataclass(slots=True)
+class ReceiptsTurn:
+    """What one turn gathers while it folds."""
+
+    records: Records
+    outbox: Outbox
+    context: Context
+    #: Receipts to be looked at when all is folded, in order of first touch.
+    touched: dict[str, Receipt] = field(default_factory=dict)
+    #: Open receipts that a new owner looks at; not yet changed, unlike those that are touched.
+    stock: dict[str, Receipt] = field(default_factory=dict)
+    #: Leases of which attempts have ended, with their receipts.
+    over: dict[str, list[str]] = field(default_factory=dict)
+    claims: list[BatchClaimed] = field(default_factory=list)
+    #: Receipts whose attempts ended although nobody waited any more: they may have been unknown.
+    stirred: set[str] = field(default_factory=set)
+    #: Receipts to be looked at by a sweep some day.
+    answered: dict[str, None] = field(default_factory=dict)
+    sweeps: list[SweepDue | ReceiptForgotten] = field(default_factory=list)
+
+    #: Receipts that a row asked for on the lane of its last answer (B1).
+    continuing: set[str] = field(default_factory=set)
+    #: Record keys by receipt, made once.
+    names: dict[str, bytes] = field(default_factory=dict)
+
+    def prefetch(self, events: Sequence[Event]) -> None:
+        """Load the receipts that events touch with one multi-get."""
+        names = self.names
+        for event in events:
+            if isinstance(event, _OF_ONE):
+                key = event.receipt
+                if key not in names:
+                    names[key] = RECEIPT + key.encode()
+            elif isinstance(event, _OF_MANY):
+                for member in event.members:
+                    names[member.receipt] = RECEIPT + member.receipt.encode()
+        self.records.prefetch(names.values())
+
+    def receipt(self, key: str) -> Receipt:
+        """The receipt's record, new where there is none; it counts as changed."""
+        receipt = self.touched.get(key)
+        if receipt is None:
+            name = self.names.get(key) or RECEIPT + key.encode()
+            receipt = self.records.get(name, Receipt) or Receipt()
+            self.records.put(name, receipt)
+            self.touched[key] = receipt
+        return receipt
+
+    def changed(self, key: str, receipt: Receipt) -> None:
+        """A receipt that was only looked at has changed after all."""
+        if key not in self.touched:
+            self.records.put(RECEIPT + key.encode(), receipt)
+
+    def keep(self, key: str, receipt: Receipt, call: str, waiter: Waiter) -> None:
+        """A waiter has changed."""
+        self.changed(key, receipt)
+        if call not in receipt.waiters:
+            self.records.put(record_key(WAITER, key, call), waiter)
+
+    def waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
+        """All waiters of a receipt, the inline ones first."""
+        if not receipt.overflow:
+            return receipt.waiters.values()
+        return (waiter for _, waiter in self._all_waiters(key, receipt))
+
+    def calls(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
+        """The same, with the calls that wait."""
+        return receipt.waiters.items() if not receipt.overflow else self._all_waiters(key, receipt)
+
+    def _all_waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
+        yield from receipt.waiters.items()
+        prefix = record_key(WAITER, key, "")
+        for name, waiter in self.records.scan(prefix, Waiter):
+            yield name[len(prefix) :].decode(), waiter

@@ -1,0 +1,65 @@
+"""What the dispatcher keeps for one owned partition of ``receipts``: its lanes, its claims, and who waits for room.
+
+Forgotten with the partition; none of it is state that matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from streams.calls import Flight
+from streams.engine.effects import LeaseOver
+from streams.engine.lanes import Lane
+from streams.leases import LeaseWatch
+from streams.turn import Actor
+
+
+@dataclass(slots=True)
+class OwnedPartition:
+    """What the dispatcher keeps for one owned partition of ``receipts``."""
+
+    actor: Actor
+    watch: LeaseWatch
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    #: Claims that were published and not yet folded, by lease.
+    pending: dict[str, Flight] = field(default_factory=dict)
+    #: Receipts in those claims: what a turn says of them that has not folded the claim is old news.
+    claimed: set[str] = field(default_factory=set)
+    #: Lanes that are about to be looked at.
+    departing: set[str] = field(default_factory=set)
+    #: Granted calls that wait for room in their lane.
+    waiting: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
+    #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
+    probe: str | None = None
+    probes_seen: int = 0
+
+    def over(self, effect: LeaseOver, moved: set[str]) -> None:
+        """Attempts under a lease have ended; a foreign one gives its place in the lane back, which has then ``moved``."""
+        watched = self.watch.over(effect.lease, effect.receipts)
+        if watched is not None and watched.foreign:
+            lane = self.lanes[watched.lane]
+            lane.in_flight = max(0, lane.in_flight - 1)
+            self.room(watched.lane)
+            moved.add(watched.lane)
+
+    def landed(self, flight: Flight) -> None:
+        """A call of ours has ended: its place in the lane is free."""
+        lane = self.lanes[flight.lane]
+        lane.batches -= flight.is_batch
+        if flight.counted:
+            lane.in_flight = max(0, lane.in_flight - 1)
+        else:
+            lane.claimed -= 1
+        self.room(flight.lane)
+
+    def room(self, name: str) -> None:
+        """A place in a lane is free: the call that waited longest takes it."""
+        waiting = self.waiting.get(name)
+        while waiting and self.lanes[name].free:
+            room = waiting.popleft()
+            if not room.done():
+                room.set_result(None)
+                break
