@@ -154,6 +154,20 @@ async def recovery_of_a_million(bootstrap: str, receipts: int) -> None:
             assert (await ended(client, run)).type == "run.completed"
 
 
+async def replayed(bootstrap: str, rows: int) -> None:
+    """Events a second that a replay reads and folds, from its start to its digests, which must be those of the live tables."""
+    async with fresh(bootstrap) as system:
+        system.start_sandbox(latency_ms=20, size=100, concurrency=10)
+        worker = system.worker()
+        async with Client(system.settings) as client:
+            run = await client.submit(play("emails"), people(rows))
+            assert (await ended(client, run)).type == "run.completed"
+        worker.stop()
+        found = json.loads(system.command("replay", "--json", "--diff", seconds=600.0))
+        assert found["equal"], found
+        tell("replay_events_per_second", found["events"] / found["seconds"], "events/s")
+
+
 async def growth(bootstrap: str, smaller: int, larger: int, output_bytes: int) -> None:
     """How much more memory a worker has with many settled receipts than with few, each after a start and one row of work."""
     async with fresh(bootstrap) as system:
@@ -182,6 +196,7 @@ def figures(args: argparse.Namespace, bootstrap: str) -> Iterator[tuple[str, Any
     yield "lone", lambda: lone_row(bootstrap, args.samples)
     yield "kept", lambda: recovery(bootstrap, "recovery_seconds_kept", keep=True)
     yield "empty", lambda: recovery(bootstrap, "recovery_seconds_empty", keep=False)
+    yield "replay", lambda: replayed(bootstrap, args.rows // 2)
     yield "growth", lambda: growth(bootstrap, 50_000, 200_000, 10_000)
     yield "million", lambda: recovery_of_a_million(bootstrap, args.receipts)
 
@@ -190,10 +205,10 @@ def main() -> None:
     """Measure all figures, or those named by ``--only``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--samples", type=int, default=150)
     parser.add_argument("--receipts", type=int, default=1_000_000)
     parser.add_argument("--concurrency", type=int, default=10)
-    parser.add_argument("--only", default="", help="comma-separated: rows, unbatched, lone, kept, empty, growth, million")
+    parser.add_argument("--only", default="", help="comma-separated: rows, unbatched, lone, kept, empty, replay, growth, million")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="paidonce-bench-broker-"))
     broker = LocalBroker(folder)
