@@ -6,13 +6,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test check lint types bench soak explore clean
+.PHONY: demo test test-deep check lint types bench soak explore clean
 
 demo: $(VENV)/.demo
 	$(BIN)/paidonce demo $(ARGS)
 
 test: $(VENV)/.test check
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
+
+# All of that, with the variants that take long and ten times the examples; some half an hour.
+test-deep: $(VENV)/.test check
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "deep or not deep" $(ARGS)
 
 check: lint types
 
