@@ -147,6 +147,7 @@ class PartitionLog:
         cursor = self._cursors["turns"]
         end = await cursor.end()
         last = dict.fromkeys(TABLES, (0, -1))
+        newest: dict[str, bytes | None] = {}
         while True:
             if not cursor.read:
                 if await self._consumer.position(cursor.tp) >= end:
@@ -163,6 +164,11 @@ class PartitionLog:
                 number, offset = last[table]
             except (msgspec.MsgspecError, KeyError, TypeError) as error:
                 raise StateError(f"{cursor.name}@{stored.offset}: no turn of a table of this program: {error!r}") from error
+            if record.turn == number and stored.value == newest.get(table):
+                # The same record once more: a broker that was killed may have taken its producer's repetition for news. What was
+                # published with it came twice, too, and changes nothing.
+                continue
+            newest[table] = stored.value
             if record.turn != number + 1:
                 raise StateError(
                     f"{cursor.name}@{stored.offset}: turn {record.turn:,} of {table}/{self.partition} follows turn {number:,} at "

@@ -106,7 +106,8 @@ async def test_a_killed_worker_with_its_data_folder_folds_again_without_waiting_
     await tally.settled()
     seconds = time.monotonic() - started
     print(f"\na killed worker folded again after {seconds:.1f} s, its process's start included")
-    assert seconds < 8
+    # Some 3 s alone; other tests run beside it. Who waits for the old session, and joins then, takes longer than this even alone.
+    assert seconds < 15
     await tally.judge()
 
 
