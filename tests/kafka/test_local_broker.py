@@ -155,6 +155,7 @@ def test_reset_deletes_the_data_and_keeps_the_address(shared: LocalBroker) -> No
     assert (shared.folder / "address.json").read_bytes() == address
 
 
+@pytest.mark.deep
 def test_of_two_processes_that_start_at_once_one_does_and_the_broker_outlives_both(
     fresh: LocalBroker,
 ) -> None:
@@ -166,6 +167,7 @@ def test_of_two_processes_that_start_at_once_one_does_and_the_broker_outlives_bo
     assert [int(out) for out, _ in answers] == [running.pid] * 2
 
 
+@pytest.mark.deep
 def test_it_stops_cleanly_when_its_parent_is_killed(shared: LocalBroker) -> None:
     shared.stop()
     parent = starter(shared.folder, "parent")

@@ -143,7 +143,7 @@ async def stopped(away: Away) -> Callable[[], Awaitable[None]]:
 
 @pytest.mark.parametrize(
     "how",
-    [cut, killed, *(pytest.param(how, marks=pytest.mark.deep) for how in (frozen, standing_still, stopped))],
+    [cut, *(pytest.param(how, marks=pytest.mark.deep) for how in (frozen, standing_still, killed, stopped))],
     ids=lambda how: how.__name__,
 )
 async def test_S6_no_call_is_made_while_the_broker_is_away_and_the_same_process_goes_on_when_it_is_back(

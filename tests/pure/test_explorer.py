@@ -61,6 +61,7 @@ def test_T1_to_T11_without_its_rule_the_provider_bills_twice(trap: Trap) -> None
 
 
 @pytest.mark.parametrize("trap", list({trap.scenario: trap for trap in TRAPS}.values()), ids=lambda trap: trap.scenario.name)
+@pytest.mark.deep
 def test_T1_to_T12_with_all_rules_the_same_bounds_hold(trap: Trap) -> None:
     found = trap.holds(STATES_MAX)
     assert not found.broken, str(found)

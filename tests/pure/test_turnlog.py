@@ -135,12 +135,18 @@ def test_N6_a_message_without_events_takes_no_turn() -> None:
     ]
 
 
+def test_N6_a_turn_that_stands_there_twice_is_folded_once() -> None:
+    once = read(ScriptedConsumer({"turns": journal(turn(1))}))
+    assert read(ScriptedConsumer({"turns": journal(turn(1), turn(1))})) == once
+    assert len(once) == 1
+
+
 @pytest.mark.parametrize(
     ("turns", "said"),
     [
         ([turn(2)], r"turns/0@0: turn 2 of rows/0 follows turn 0 at offset -1"),
         ([turn(1), turn(3)], r"turns/0@2: turn 3 of rows/0 follows turn 1 at offset 0: what lies between is missing"),
-        ([turn(1), turn(1)], r"turns/0@2: turn 1 of rows/0 follows turn 1"),
+        ([turn(1), turn(1, ("row-control", 0, 0))], r"turns/0@2: turn 1 of rows/0 follows turn 1"),
         ([turn(1, ("row-control", 0, 2))], r"row-control/0@0..2: rows/0@1 folded these messages, found 0..1"),
         ([turn(1, ("row-control", 4, 5))], r"row-control/0@0: no turn folded this message, though rows/0@1 folded later ones"),
         ([turn(1, ("row-control", 0, 0)), turn(2, ("row-control", 3, 3))], r"row-control/0@1: no turn folded this message"),
