@@ -439,6 +439,7 @@ def records(folder: Path) -> dict[str, dict[bytes, bytes]]:
     return found
 
 
+@pytest.mark.deep
 async def test_case_B1_five_kills_lose_no_count_and_the_tables_can_be_rebuilt(broker: str, tmp_path: Path) -> None:
     rows, dice = 3_000, random.Random(340)
     async with System(broker, tmp_path / "system", partitions=2, lease_seconds=1) as system:

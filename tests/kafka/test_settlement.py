@@ -141,11 +141,8 @@ async def stopped(away: Away) -> Callable[[], Awaitable[None]]:
     return back
 
 
-@pytest.mark.parametrize(
-    "how",
-    [cut, *(pytest.param(how, marks=pytest.mark.deep) for how in (frozen, standing_still, killed, stopped))],
-    ids=lambda how: how.__name__,
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("how", [cut, frozen, standing_still, killed, stopped], ids=lambda how: how.__name__)
 async def test_S6_no_call_is_made_while_the_broker_is_away_and_the_same_process_goes_on_when_it_is_back(
     own_broker: ProxiedBroker, tmp_path: Path, how: Callable[[Away], Awaitable[Callable[[], Awaitable[None]]]]
 ) -> None:
@@ -218,6 +215,7 @@ async def test_S5_without_room_for_the_journal_a_paid_answer_is_published_all_th
 # --- an orderly stop ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 async def test_L7_a_stop_while_the_broker_is_away_ends_in_time_and_keeps_what_was_paid(
     own_broker: ProxiedBroker, tmp_path: Path
 ) -> None:
