@@ -212,3 +212,18 @@ def test_case_H6_all_orders_of_one_receipts_events_give_one_final_state() -> Non
             assert receipt.waiters["c1"].flag is Flag.DONE
             seen.add(repr(digest(receipt)))
     assert len(seen) == 1
+
+
+@given(topics)
+def test_an_undisturbed_receipt_is_one_whose_waiters_all_wait_for_the_call_that_lives(queues: tuple[list[Event], ...]) -> None:
+    """The short way of the engine says no more than the rules do when they are asked for each waiter."""
+    table = g.receipts()
+    for event in [event for queue in queues for event in queue]:
+        table.given(event)
+        receipt = g.state(table)
+        stands = protocol.standing(receipt)
+        staying = [waiter for waiter in receipt.waiters.values() if protocol.stays(waiter)]
+        if protocol.undisturbed(receipt, stands):
+            assert all(protocol.told(receipt, waiter, stands)[0] is Told.WAITS for waiter in staying)
+            assert protocol.need(receipt, staying, stands) is None
+            assert protocol.grantable(receipt, stands.n, staying, stands) == bool(protocol.waiting(receipt, staying, stands))

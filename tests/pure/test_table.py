@@ -355,3 +355,20 @@ def test_a_working_set_folds_into_a_real_store(tmp_path: Path, memory: StoreMemo
         assert [(key, record.input) for key, record in records.scan(ASK, Ask)] == [(A, b"1"), (B, b"2")]
         store.write(records.changes(), changelog_offset=1)
         assert list(store.scan(ASK)) == [(A, raw(b"1")), (B, raw(b"2"))]
+
+
+def test_what_gathers_is_read_like_what_is_stored_and_is_lost_together_with_its_offset(tmp_path: Path, memory: StoreMemory) -> None:
+    with closing(Store(tmp_path / "0", memory, pending_max=3)) as store:
+        store.write({A: b"1", B: b"2"}, {C: b"local"}, changelog_offset=4)  # as many as may gather: stored
+        store.write({A: b"3", B: None}, changelog_offset=7)  # gathers
+        assert (store.get(A), store.get(B), store.get_many([C, B, A]), store.changelog_offset) == (
+            b"3",
+            None,
+            [b"local", None, b"3"],
+            7,
+        )
+        raw_offset = store._db.get(OFFSET_KEY)
+        assert (store._db.get(A), store._db.get(B), int.from_bytes(raw_offset, "big")) == (b"1", b"2", 4)
+        assert dict(store.scan(b"")) == {OFFSET_KEY: (7).to_bytes(8, "big"), A: b"3", C: b"local"}
+    with closing(Store(tmp_path / "0", memory)) as store:
+        assert (store.get(A), store.get(B), store.changelog_offset) == (b"3", None, 7)
