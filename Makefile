@@ -1,7 +1,10 @@
 # Two commands do everything on a machine that has only Python (3.11 or newer) and make:
 #   make demo    the product, with a real Kafka, a paid provider that keeps its own bill, and a worker that gets killed
 #   make test    format, lint, types and all tests (what CI runs)
-PYTHON ?= python3
+# The distribution's Python first, where it is new enough and can make environments: it is built with profile-guided optimisation, and
+# runs this a fifth faster than one that was compiled plainly. Any other: make PYTHON=python3.13 ...
+PYTHON ?= $(shell for python in /usr/bin/python3 python3; do $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && echo $$python && exit; done; echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt

@@ -273,8 +273,7 @@ class Dispatcher(Companion):
             kept = tuple(member for member in flight.members if member.receipt in granted)
             if kept:
                 self._say("receipt-claims", partition, LeaseReleased(flight.lease, kept))
-            owned.lanes[flight.lane].claimed -= 1
-            owned.lanes[flight.lane].batches -= flight.is_batch
+            owned.lanes[flight.lane].landed(batch=flight.is_batch, sent=False)
             return
         owned.lanes[flight.lane].took(grant_seconds=self._clock() - flight.claimed_at)
         self.calls.start(flight)
@@ -285,14 +284,13 @@ class Dispatcher(Companion):
         if owned is None or owned.actor is not flight.actor:
             return False
         lane = owned.lanes[flight.lane]
-        while not lane.free:
+        while not lane.is_free(for_batch=flight.is_batch):
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            owned.waiting.setdefault(flight.lane, deque()).append(room)
+            owned.waiting.setdefault((flight.lane, flight.is_batch), deque()).append(room)
             await room
             if self._stopping or self._partitions.get(flight.partition) is not owned:
                 return False
-        lane.claimed -= 1
-        lane.in_flight += 1
+        lane.sends(batch=flight.is_batch)
         flight.counted = True
         flight.send_at = lane.send_at(flight.send_at, self._clock())
         return True

@@ -30,8 +30,8 @@ class OwnedPartition:
     claimed: set[str] = field(default_factory=set)
     #: Lanes that are about to be looked at.
     departing: set[str] = field(default_factory=set)
-    #: Granted calls that wait for room in their lane.
-    waiting: dict[str, deque[asyncio.Future[None]]] = field(default_factory=dict)
+    #: Granted calls that wait for room in their lane, batches apart from calls for one.
+    waiting: dict[tuple[str, bool], deque[asyncio.Future[None]]] = field(default_factory=dict)
     #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
     probe: str | None = None
     probes_seen: int = 0
@@ -47,19 +47,15 @@ class OwnedPartition:
 
     def landed(self, flight: Flight) -> None:
         """A call of ours has ended: its place in the lane is free."""
-        lane = self.lanes[flight.lane]
-        lane.batches -= flight.is_batch
-        if flight.counted:
-            lane.in_flight = max(0, lane.in_flight - 1)
-        else:
-            lane.claimed -= 1
+        self.lanes[flight.lane].landed(batch=flight.is_batch, sent=flight.counted)
         self.room(flight.lane)
 
     def room(self, name: str) -> None:
-        """A place in a lane is free: the call that waited longest takes it."""
-        waiting = self.waiting.get(name)
-        while waiting and self.lanes[name].free:
-            room = waiting.popleft()
-            if not room.done():
-                room.set_result(None)
-                break
+        """A place in a lane is free: the call that waited longest takes it, a batch before a call for one."""
+        for for_batch in (True, False):
+            waiting = self.waiting.get((name, for_batch))
+            while waiting and self.lanes[name].is_free(for_batch=for_batch):
+                room = waiting.popleft()
+                if not room.done():
+                    room.set_result(None)
+                    return

@@ -16,9 +16,9 @@ from streams.engine.port import Wake
 from streams.engine.rowsturn import RowsTurn
 
 #: Open rows of one run, over all partitions, at least ...
-ROWS_MIN = 6_000
+ROWS_MIN = 8_000
 #: ... and so many times what its providers take at a time, so that none of them ever waits for rows.
-ROUNDS = 4
+ROUNDS = 6
 #: Open rows of one run on one partition, at least.
 SHARE_MIN = 100
 #: Bytes of a run's open rows on one partition; one chunk is admitted whatever its size.
@@ -72,7 +72,7 @@ def settled(share: RunShare, row: AddedRow) -> None:
 
 
 def admit(turn: RowsTurn, run: str, share: RunShare, add: Add) -> None:
-    """Let chunks in once half of the room is free, until there is none; those of a cancelled run at once, for they are only counted.
+    """Let chunks in once half of the room is free, until there is none; those of a cancelled run at once: they are only counted.
 
     A few at a time would cost a turn here, and one of ``receipts``, for each few.
     """

@@ -21,7 +21,7 @@ from streams.engine.protocol import Need
 #: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
 CLAIM_AHEAD_SECONDS = 0.05
 #: Claims ahead of the ceiling, at most so many times the ceiling.
-AHEAD_MAX = 4
+AHEAD_MAX = 2
 #: Weight of the newest measurement in a running mean.
 WEIGHT = 0.1
 #: Window of requests that follow from an answer on this lane while nothing else is under way on it (B1): whoever could join
@@ -179,8 +179,9 @@ class Lane:
         self.in_flight = 0
         #: Claims of ours that are not yet being sent.
         self.claimed = 0
-        #: Batches among our claims and calls.
+        #: Batches among our claims and calls, and those of them that are being sent.
         self.batches = 0
+        self.batches_in_flight = 0
         #: How long a call and a grant take here, in seconds: a running mean of each.
         self.call_seconds = 1.0
         self.grant_seconds = 0.0
@@ -246,13 +247,31 @@ class Lane:
         As many calls end while a claim is granted. Where calls are slow it is none: a claim that waits for its turn would be in
         doubt after a crash, although it was never sent.
         """
-        limit = AHEAD_MAX * self.pace.concurrency
-        return min(limit, int(self.pace.concurrency * self.grant_seconds / max(self.call_seconds, 0.001)))
+        return self._ahead_of(self.pace.concurrency)
 
-    @property
-    def free(self) -> bool:
+    def _ahead_of(self, ceiling: int) -> int:
+        return min(AHEAD_MAX * ceiling, int(ceiling * self.grant_seconds / max(self.call_seconds, 0.001)))
+
+    def is_free(self, *, for_batch: bool) -> bool:
         """Another call may be sent now."""
+        if for_batch and self.pace.batches is not None and self.batches_in_flight >= self.pace.batches:
+            return False
         return self.in_flight < self.pace.concurrency
+
+    def sends(self, *, batch: bool) -> None:
+        """A claim of ours is granted and has its place: it is being sent."""
+        self.claimed -= 1
+        self.in_flight += 1
+        self.batches_in_flight += batch
+
+    def landed(self, *, batch: bool, sent: bool) -> None:
+        """A call of ours has ended; ``sent``: it had its place."""
+        self.batches -= batch
+        if sent:
+            self.in_flight = max(0, self.in_flight - 1)
+            self.batches_in_flight -= batch
+        else:
+            self.claimed -= 1
 
     def took(self, *, grant_seconds: float | None = None, call_seconds: float | None = None) -> None:
         """Note how long a grant or a call took."""
@@ -309,7 +328,8 @@ class Lane:
 
     @property
     def _may_batch(self) -> bool:
-        return self.pace.batches is None or self.batches < self.pace.batches
+        limit = self.pace.batches
+        return limit is None or self.batches < limit + self._ahead_of(limit)
 
     def _is_batch(self, place: Place) -> bool:
         bucket = self._buckets.get(place)

@@ -374,9 +374,6 @@ def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter], stands: Stand
     if n != stands[0] or stands[1] is not _LIVE:
         return False
     if undisturbed(receipt, stands):
-        for waiter in waiters:
-            if stays(waiter):
-                return True
-        return False
+        return any(map(stays, waiters))
     epoch = receipt.attempts[n].epoch
     return any(waiter.value_epoch <= epoch for waiter in waiting(receipt, waiters, stands))

@@ -273,9 +273,21 @@ def test_however_slow_grants_are_claims_ahead_are_bounded() -> None:
 def test_there_is_room_for_a_call_below_the_ceiling_alone() -> None:
     it = lane(LanePace(concurrency=2), forms={})
     it.claimed, it.in_flight = 5, 1
-    assert it.free
+    assert it.is_free(for_batch=False)
     it.in_flight = 2
-    assert not it.free
+    assert not it.is_free(for_batch=False)
+
+
+def test_B9_a_lane_may_be_full_for_batches_and_free_for_a_call_for_one() -> None:
+    it = lane(LanePace(concurrency=3, batches=1), forms={})
+    it.claimed = 3
+    it.sends(batch=True)
+    assert not it.is_free(for_batch=True)
+    assert it.is_free(for_batch=False)
+    it.sends(batch=False)
+    it.landed(batch=True, sent=True)
+    assert it.is_free(for_batch=True)
+    assert (it.claimed, it.in_flight, it.batches_in_flight) == (1, 1, 0)
 
 
 def test_foreign_calls_count_against_the_ceiling() -> None:
