@@ -68,6 +68,8 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     fresh: bool = False
     #: Path into the input whose value tells which requests may share a call; ``None``: all may (B4).
     bucket: str | None = None
+    #: Requests that the tool's provider takes at a time; 0: not known.
+    calls: int = 0
 
 
 class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
