@@ -51,24 +51,29 @@ class ProducerPair:
         self._next = 0
 
     async def start(self) -> None:
-        """Initialise both producers, which fences whoever wrote under this id before. Raises ``Unreachable``."""
-        self._producers = [
-            AIOKafkaProducer(
-                **self._connection,
-                transactional_id=f"{self.transactional_id}/{side}",
-                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-                max_request_size=MESSAGE_BYTES_MAX,
-                max_batch_size=BATCH_BYTES_MAX,
-                linger_ms=0,
-            )
-            for side in ("a", "b")
-        ]
+        """Initialise both producers, which fences whoever wrote under this id before. Raises ``Unreachable``.
+
+        One after the other, in the order in which turns use them. Of two owners that start at the same time the one that is first
+        with "a" has lost it by its first turn if it is last with "b"; else each would have one, and both would commit a turn on it.
+        """
+        self._producers = [self._producer(side) for side in ("a", "b")]
         try:
-            await asyncio.gather(*(producer.start() for producer in self._producers))
+            for producer in self._producers:
+                await producer.start()
             await asyncio.gather(*(producer.client.set_topics(self._topics) for producer in self._producers))
         except KafkaError as error:
             await self.stop()
             raise Unreachable(f"cannot start the producers of {self.transactional_id}: {error}") from error
+
+    def _producer(self, side: str) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            **self._connection,
+            transactional_id=f"{self.transactional_id}/{side}",
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            max_request_size=MESSAGE_BYTES_MAX,
+            max_batch_size=BATCH_BYTES_MAX,
+            linger_ms=0,
+        )
 
     async def publish(self, messages: Iterable[Group], at_ms: int) -> Placed:
         """Publish all messages in one transaction; returns where they lie.
@@ -92,6 +97,8 @@ class ProducerPair:
             for topic, partition, records in messages:
                 for count, future in await _send_batches(producer, topic, partition, records, at_ms):
                     pending.append(((topic, partition), count, future))
+            # aiokafka commits what was written even where a batch was refused; a turn is whole, or it is none.
+            await asyncio.gather(*(future for _, _, future in pending))
             await producer.commit_transaction()
             placed: Placed = {}
             for where, count, future in pending:

@@ -165,8 +165,8 @@ class PartitionLog:
             except (msgspec.MsgspecError, KeyError, TypeError) as error:
                 raise StateError(f"{cursor.name}@{stored.offset}: no turn of a table of this program: {error!r}") from error
             if record.turn == number and stored.value == newest.get(table):
-                # The same record once more: a broker that was killed may have taken its producer's repetition for news. What was
-                # published with it came twice, too, and changes nothing.
+                # The same record once more, to the byte, so by the same owner: what was published with it came twice, too, and
+                # changes nothing. Two owners' records of one turn differ, and are an error.
                 continue
             newest[table] = stored.value
             if record.turn != number + 1:

@@ -29,9 +29,9 @@ from tests.support.raw_server import (
     report_of,
     sends,
     serving,
-    until,
     whole,
 )
+from tests.support.wait import eventually
 
 GROWTH_BYTES_MAX = 20 << 20
 
@@ -94,7 +94,7 @@ async def test_P5_case_G3_a_body_that_grows_too_large_is_cut_off_in_bounded_memo
         assert isinstance(report.outcomes[0], Doubtful)
         assert "larger than" in report.outcomes[0].fault.message
         assert (await caller.call(call_of())).outcomes == (Answered(b'{"fine":1}'),)
-        await until("the broken connection is closed", lambda: server.open_connections <= 1)
+        await eventually("the broken connection is closed", lambda: server.open_connections <= 1)
 
 
 async def test_a_gzip_body_is_opened_also_in_parts_and_with_padding() -> None:

@@ -13,7 +13,8 @@ from streams.sandbox import Fault, FaultKind, Sandbox
 from streams.sandbox.settings import Settings
 from streams.tools.http import HttpCaller
 from streams.tools.port import Answered, CallReport, Doubtful, JobUnderWay, NotDone, ProviderCall
-from tests.contract.test_http_tool import SECRET, call_of, caller_of, fault_of, until
+from tests.contract.test_http_tool import SECRET, call_of, caller_of, fault_of
+from tests.support.wait import eventually
 
 PATH = "/v1/email/jobs"
 JOB: dict[str, Any] = {"id": "job.id", "poll_path": PATH + "/{job}", "interval_seconds": 0.05}
@@ -142,4 +143,4 @@ async def test_the_sandbox_answers_questions_about_jobs_with_the_key_only_and_bi
             404,
         )
         assert provider.summary().calls == 1
-        await until(lambda: provider.summary().in_flight == 0)
+        await eventually("nothing is in flight", lambda: provider.summary().in_flight == 0)

@@ -22,9 +22,9 @@ from tests.support.raw_server import (
     code,
     sends,
     serving,
-    until,
     whole,
 )
+from tests.support.wait import eventually
 
 # For 127.0.0.1, valid for a hundred years, trusted by nobody.
 CERTIFICATE = """\
@@ -107,7 +107,7 @@ async def test_where_all_kept_connections_are_spoilt_nothing_is_sent_for_now() -
     async with serving(twice, answers=SPOILT_MAX) as server, calling(server, concurrency=SPOILT_MAX) as caller:
         firsts = await asyncio.gather(*[caller.call(call_of()) for _ in range(SPOILT_MAX)])
         assert {report.outcomes for report in firsts} == {(Answered(b'"first"'),)}
-        await until("all have said too much", lambda: strays == SPOILT_MAX)
+        await eventually("all have said too much", lambda: strays == SPOILT_MAX)
         report = await caller.call(call_of())
         assert code(report) == "unreachable"
         assert isinstance(report.outcomes[0], NotDone)
@@ -125,7 +125,7 @@ async def hangs(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) ->
 async def test_U4_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
     async with serving(hangs) as server, calling(server, timeout_seconds=DEADLINE_SECONDS) as caller:
         first = asyncio.ensure_future(caller.call(call_of()))
-        await until("the one connection is taken", lambda: len(server.requests) == 1)
+        await eventually("the one connection is taken", lambda: len(server.requests) == 1)
         second = await caller.call(call_of())
         assert code(second) == "unreachable"
         assert isinstance(second.outcomes[0], NotDone)
@@ -137,10 +137,10 @@ async def test_U4_a_call_that_gets_no_connection_in_time_is_not_done() -> None:
 async def test_U4_closing_tells_those_who_wait_for_a_connection_that_nothing_was_sent() -> None:
     async with serving(hangs) as server, calling(server) as caller:
         first = asyncio.ensure_future(caller.call(call_of()))
-        await until("the one connection is taken", lambda: len(server.requests) == 1)
+        await eventually("the one connection is taken", lambda: len(server.requests) == 1)
         second = asyncio.ensure_future(caller.call(call_of()))
         third = asyncio.ensure_future(caller.call(call_of()))
-        await asyncio.sleep(0)
+        await eventually("both wait", lambda: second.get_coro().cr_await and third.get_coro().cr_await)
         third.cancel()
         await asyncio.wait([third])
         await caller.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from streams.sandbox import Fault, FaultKind, Sandbox
 from streams.sandbox.settings import Settings
 from streams.tools.http import HttpCaller
 from streams.tools.port import Answered, CallMember, CallReport, Doubtful, NotDone, ProviderCall, Refused
+from tests.support.wait import eventually
 
 SECRET = "sk-very-secret"
 BATCH = {"path": "/v1/email/check/batch", "size_max": 100, "match_key": "id"}
@@ -50,12 +51,6 @@ def fault_of(report: CallReport) -> Any:
     outcome = report.outcomes[0]
     assert not isinstance(outcome, Answered)
     return outcome.fault
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
-        while not holds():
-            await asyncio.sleep(0)
 
 
 # --- calls for one ---
@@ -229,7 +224,7 @@ async def test_what_cannot_be_sent_is_told_without_a_request() -> None:
 async def test_closing_ends_calls_in_flight_as_doubtful() -> None:
     async with opened(Fault(kind=FaultKind.HANG)) as (sandbox, caller):
         call = asyncio.ensure_future(caller.call(call_of("a@example.com")))
-        await until(lambda: sandbox.summary().requests == 1)
+        await eventually("it is asked", lambda: sandbox.summary().requests == 1)
         await caller.close()
         report = await call
     assert isinstance(report.outcomes[0], Doubtful)
@@ -238,11 +233,11 @@ async def test_closing_ends_calls_in_flight_as_doubtful() -> None:
 async def test_cancelling_a_call_closes_its_connection() -> None:
     async with opened(Fault(kind=FaultKind.HANG)) as (sandbox, caller):
         call = asyncio.ensure_future(caller.call(call_of("a@example.com")))
-        await until(lambda: sandbox.summary().requests == 1)
+        await eventually("it is asked", lambda: sandbox.summary().requests == 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await until(lambda: sandbox.summary().in_flight == 0)
+        await eventually("nothing is in flight", lambda: sandbox.summary().in_flight == 0)
 
 
 @pytest.mark.parametrize("url", ["http://user:pass@127.0.0.1", "http://127.0.0.1/?a=1", "http://127.0.0.1/#a"])

@@ -1,187 +1,28 @@
-"""The Python caller, held to the contract of the HTTP caller: what is billed or may be is never called unbilled.
-
-The tools are below, found by entry point as a user's are. What each does is its input's to say.
-"""
+"""The Python caller, held to the contract of the HTTP caller: what is billed or may be is never called unbilled."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 import logging
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.events import Ambiguous, Failed, Repeat, Retry
-from schemas.providers import Providers
-from streams.app import build_caller, run_worker
 from streams.calls import outcome_of
-from streams.errors import ConfigurationError
-from streams.settings import Settings
 from streams.tools import port
-from streams.tools.port import Answered, CallMember, CallReport, Doubtful, ProviderCall
-from streams.tools.python import BatchCall, NotDone, PythonCaller, Refused, ToolCall, ToolResult
-from streams.tools.routing import RoutedCaller
-from streams.userfiles import load_providers, secret_faults
-from tests.support import wait
-
-HERE = __name__
-SECRET = "sk-very-secret"
-
-# --- the tools ---
-
-#: What the functions below were called with, in order; and what lets those go that will not be cancelled.
-calls: list[ToolCall | BatchCall] = []
-released = asyncio.Event()
+from streams.tools.port import Answered, CallMember, Doubtful, ProviderCall
+from streams.tools.python import BatchCall, PythonCaller, ToolCall
+from tests.support.scripted_python import SECRET, call_of, calls, do, fault_of, fresh, opened, providers_of, release, value
+from tests.support.wait import eventually
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    global released
-    calls.clear()
-    released = asyncio.Event()
+    fresh()
 
 
-async def lookup(call: ToolCall) -> ToolResult:
-    calls.append(call)
-    return await _done(call.input, call)
-
-
-async def lookups(call: BatchCall) -> Any:
-    calls.append(call)
-    first: Any = call.inputs[0]
-    shape = first.get("shape", "list")
-    if shape == "whole":
-        return await _done(first, call)
-    results: Any = await asyncio.gather(*[_done(given, call) for given in call.inputs], return_exceptions=True)
-    match shape:
-        case "short":
-            return results[:-1]
-        case "long":
-            return [*results, 1]
-        case "mapping":
-            return dict(reversed(list(zip(call.keys, results, strict=True))))
-        case "unmatched":
-            return dict(zip((*call.keys[:-1], "nobody's"), results, strict=True))
-        case _:
-            return results
-
-
-async def _done(given: Any, call: ToolCall | BatchCall) -> Any:
-    match given["do"]:
-        case "answer":
-            return given["value"]
-        case "refuse":
-            raise Refused("no_such_domain", f"no domain for {call.secrets['api_key']}", given.get("repairable", False))
-        case "return_refused":
-            return Refused("no_such_domain", "no domain")
-        case "not_done":
-            raise NotDone("come back", given.get("seconds"))
-        case "raise":
-            raise ConnectionResetError(f"with {call.secrets['api_key']} on the way")
-        case "exit":
-            sys.exit(3)
-        case "cancel":
-            raise asyncio.CancelledError
-        case "objects":
-            return {"a": {1, 2}}
-        case "leak":
-            return {"said": f"key {call.secrets['api_key']} was used"}
-        case "hang":
-            await asyncio.Event().wait()
-        case "stay":
-            while not released.is_set():
-                try:
-                    await released.wait()
-                except asyncio.CancelledError:
-                    continue
-            raise ValueError("told to nobody")
-        case "answer_late" | "not_done_late" | "raise_late":
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                if given["do"] == "answer_late":
-                    return "paid"
-                raise (NotDone("had not begun") if given["do"] == "not_done_late" else ValueError("cut off")) from None
-    raise AssertionError(given)
-
-
-def blocking(call: ToolCall) -> ToolResult:
-    return None
-
-
-async def stream(call: ToolCall) -> AsyncIterator[int]:
-    yield 1
-
-
-async def two(call: ToolCall, more: int) -> ToolResult:
-    return None
-
-
-async def none() -> ToolResult:
-    return None
-
-
-class Lookup:
-    async def __call__(self, call: ToolCall) -> ToolResult:
-        return "object"
-
-
-instance = Lookup()
-partial = functools.partial(two, more=1)
-number = 7
-
-
-# --- the caller ---
-
-
-def providers_of(*, provider: dict[str, Any] | None = None, batch: dict[str, Any] | None = None, **tool: Any) -> Providers:
-    one = {"entry_point": f"{HERE}:lookup"} | tool
-    if batch is not None:
-        one["batch"] = {"entry_point": f"{HERE}:lookups", "size_max": 10} | batch
-    described = {"kind": "python", "account": "test", "secrets": {"api_key": "env:KEY"}, "tools": {"lookup": one}} | (
-        provider or {}
-    )
-    return Providers.model_validate({"providers": {"acme": described}})
-
-
-@asynccontextmanager
-async def opened(*, end_seconds: float = 1.0, abandoned_max: int = 9, **described: Any) -> AsyncIterator[PythonCaller]:
-    caller = PythonCaller(
-        providers_of(**described), environment={"KEY": SECRET}, end_seconds=end_seconds, abandoned_max=abandoned_max
-    )
-    try:
-        yield caller
-    finally:
-        released.set()
-        await caller.close()
-
-
-def call_of(*inputs: Any, batched: bool | None = None) -> ProviderCall:
-    members = tuple(CallMember(f"receipt-{place}", json.dumps(given).encode()) for place, given in enumerate(inputs))
-    return ProviderCall("acme.lookup", members, len(inputs) > 1 if batched is None else batched, "key-1", "request-1")
-
-
-def do(what: str, **more: Any) -> dict[str, Any]:
-    return {"do": what, **more}
-
-
-def value(of: object, **more: Any) -> dict[str, Any]:
-    return do("answer", value=of, **more)
-
-
-def fault_of(report: CallReport, member: int = 0) -> Any:
-    outcome = report.outcomes[member]
-    assert not isinstance(outcome, Answered)
-    return outcome.fault
-
-
-# --- calls for one ---
+# --- calls for one -----------------------------------------------------------------------------------------------------
 
 
 async def test_P1_a_function_gets_input_key_request_deadline_and_secrets_and_its_answer_is_the_output() -> None:
@@ -276,7 +117,7 @@ async def test_R10_a_result_that_is_no_json_or_carries_a_secret_is_told_and_not_
     assert spared.outcomes == (Answered(b'"sk-very"'),)
 
 
-# --- time ---
+# --- time --------------------------------------------------------------------------------------------------------------
 
 
 async def test_P5_what_a_function_still_says_when_its_time_is_over_is_heard() -> None:
@@ -307,30 +148,30 @@ async def test_P5_a_function_that_will_not_be_cancelled_holds_up_nobody_but_itse
         assert isinstance(stuck.outcomes[0], port.NotDone)
         assert fault_of(stuck).code == "stuck"
         assert len(calls) == 2
-        released.set()
-        await wait.until("both have ended", lambda: _gone("tool/request-1"))
+        release()
+        await eventually("both have ended", lambda: _gone("tool/request-1"))
         assert (await caller.call(call_of(value(1)))).outcomes == (Answered(b"1"),)
     assert caplog.records == []
 
 
-async def _gone(name: str) -> bool:
+def _gone(name: str) -> bool:
     return all(task.get_name() != name for task in asyncio.all_tasks())
 
 
 async def test_cancelling_a_call_cancels_its_function() -> None:
     async with opened() as caller:
         call = asyncio.ensure_future(caller.call(call_of(do("hang"))))
-        await wait.until("the function runs", lambda: _true(lambda: calls))
+        await eventually("the function runs", lambda: calls)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await wait.until("it has ended", lambda: _gone("tool/request-1"))
+        await eventually("it has ended", lambda: _gone("tool/request-1"))
 
 
 async def test_closing_ends_calls_in_flight_as_doubtful_and_makes_no_more() -> None:
     async with opened() as caller:
         call = asyncio.ensure_future(caller.call(call_of(do("hang"))))
-        await wait.until("the function runs", lambda: _true(lambda: calls))
+        await eventually("the function runs", lambda: calls)
         await caller.close()
         assert isinstance((await call).outcomes[0], Doubtful)
         closed = await caller.call(call_of(value(1)))
@@ -339,11 +180,7 @@ async def test_closing_ends_calls_in_flight_as_doubtful_and_makes_no_more() -> N
     assert len(calls) == 1
 
 
-async def _true(holds: Callable[[], object]) -> object:
-    return holds()
-
-
-# --- batches ---
+# --- batches -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [{}, {"match": "key"}])
@@ -421,132 +258,3 @@ async def test_what_cannot_be_called_is_told_without_a_call() -> None:
         for report in (unknown, several, crowd, garbled)
     )
     assert calls == []
-
-
-# --- before anything runs ---
-
-
-@pytest.mark.parametrize(
-    ("reference", "words"),
-    [
-        (f"{HERE}:absent", "cannot be loaded: AttributeError"),
-        ("no.such.module:f", "cannot be loaded: ModuleNotFoundError"),
-        (f"{HERE}:number", "is no function, but int"),
-        (f"{HERE}:blocking", "is not an async function; declare it with `async def`"),
-        (f"{HERE}:Lookup", "is not an async function"),
-        (f"{HERE}:stream", "is an async generator"),
-        (f"{HERE}:two", "is called with one argument, a ToolCall: missing a required argument: 'more'"),
-        (f"{HERE}:none", "is called with one argument, a ToolCall: too many positional arguments"),
-        (f"{HERE}:lookups", "takes a BatchCall, but is called with a ToolCall here"),
-        ("acme-lookup", "no installed package has an entry point 'acme-lookup' in paidonce.tools; known are: "),
-    ],
-)
-def test_a_function_that_cannot_be_called_is_refused_at_the_start(reference: str, words: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        PythonCaller(providers_of(entry_point=reference), environment={"KEY": SECRET})
-    assert str(caught.value).startswith(f"providers.acme.tools.lookup.entry_point: {reference!r} ") or "no installed" in words
-    assert "providers.acme.tools.lookup.entry_point" in str(caught.value)
-    assert words in str(caught.value)
-    assert caught.value.exit_code == 78
-
-
-def test_every_tool_that_cannot_be_called_is_named_at_once() -> None:
-    tools = {"a": {"entry_point": f"{HERE}:absent"}, "b": {"entry_point": f"{HERE}:lookup"}}
-    tools["b"]["batch"] = {"entry_point": f"{HERE}:lookup", "size_max": 2}  # type: ignore[assignment]
-    with pytest.raises(ConfigurationError) as caught:
-        PythonCaller(providers_of(provider={"tools": tools}), environment={"KEY": SECRET})
-    assert "providers.acme.tools.a.entry_point" in str(caught.value)
-    assert "providers.acme.tools.b.batch.entry_point" in str(caught.value)
-    assert "takes a ToolCall, but is called with a BatchCall here" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["instance", "partial"])
-async def test_what_can_be_awaited_with_one_argument_is_a_tool(name: str) -> None:
-    async with opened(entry_point=f"{HERE}:{name}") as caller:
-        report = await caller.call(call_of(value(1)))
-    assert report.outcomes == (Answered(b'"object"' if name == "instance" else b"null"),)
-
-
-def installed(folder: Path, package: str, *lines: str) -> None:
-    """What an installed package leaves behind for importlib.metadata."""
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join(["[paidonce.tools]", *lines]))
-
-
-async def test_a_tool_is_found_by_the_entry_point_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, "acme-tools", f"acme-lookup = {HERE}:lookup", f"twice = {HERE}:lookup")
-    installed(tmp_path, "other-tools", f"twice = {HERE}:lookups")
-    monkeypatch.syspath_prepend(tmp_path)
-    async with opened(entry_point="acme-lookup") as caller:
-        assert (await caller.call(call_of(value(1)))).outcomes == (Answered(b"1"),)
-    with pytest.raises(ConfigurationError, match=f"stands for {HERE}:lookup and for {HERE}:lookups"):
-        PythonCaller(providers_of(entry_point="twice"), environment={"KEY": SECRET})
-    with pytest.raises(ConfigurationError, match="known are: acme-lookup, twice"):
-        PythonCaller(providers_of(entry_point="absent"), environment={"KEY": SECRET})
-
-
-@pytest.mark.parametrize("body", ["import sys\nsys.exit('no')", "1/0", "not Python"])
-def test_a_module_that_cannot_be_imported_ends_the_start_with_its_name(
-    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_tool.py").write_text(body)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"lookup\.entry_point: 'broken_tool:f' cannot be loaded: \w+: "):
-        PythonCaller(providers_of(entry_point="broken_tool:f"), environment={"KEY": SECRET})
-
-
-def test_a_missing_secret_is_named_with_its_place_and_the_worker_does_not_start(tmp_path: Path) -> None:
-    file = tmp_path / "providers.toml"
-    file.write_text(
-        '[providers.acme]\nkind = "python"\nsecrets = { api_key = "env:KEY" }\n'
-        f'[providers.acme.tools.lookup]\nentry_point = "{HERE}:lookup"\n'
-    )
-    assert secret_faults(load_providers(file), file, {}, ["acme"]) == [
-        f"{file}: providers.acme.secrets.api_key: secret env:KEY: the environment has no KEY; set it for the worker"
-    ]
-    with pytest.raises(ConfigurationError, match="secret env:KEY"):
-        run_worker(Settings(broker="127.0.0.1:1", data=tmp_path, providers=file), {})
-    file.write_text(file.read_text().replace(":lookup", ":absent"))
-    with pytest.raises(ConfigurationError, match=r"providers\.acme\.tools\.lookup\.entry_point"):
-        run_worker(Settings(broker="127.0.0.1:1", data=tmp_path, providers=file), {"KEY": SECRET})
-
-
-# --- beside HTTP ---
-
-
-class Recorder:
-    """A ``Caller`` that notes what comes to it."""
-
-    def __init__(self) -> None:
-        self.tools: list[str] = []
-        self.closed = 0
-
-    async def call(self, call: ProviderCall) -> CallReport:
-        self.tools.append(call.tool)
-        return CallReport((Answered(b"1"),))
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-async def test_a_call_goes_to_the_caller_of_its_provider() -> None:
-    python, other = Recorder(), Recorder()
-    caller = RoutedCaller({"acme": python, "also": python}, default=other)
-    for tool in ("acme.a", "also.b", "acmes.c", "fetch"):
-        assert await caller.call(ProviderCall(tool, (CallMember("r", b"{}"),), False, "k", "i")) == CallReport((Answered(b"1"),))
-    await caller.close()
-    assert (python.tools, python.closed) == (["acme.a", "also.b"], 1)
-    assert (other.tools, other.closed) == (["acmes.c", "fetch"], 1)
-
-
-async def test_one_providers_file_may_hold_both_kinds(tmp_path: Path) -> None:
-    both = providers_of().providers | {"web": {"base_url": "http://127.0.0.1:9", "tools": {"t": {"path": "/t"}}}}
-    providers = Providers.model_validate({"providers": both})
-    assert providers.tool_names() == ["acme.lookup", "web.t"]
-    caller = build_caller(Settings(data=tmp_path), providers, {"KEY": SECRET})
-    assert (await caller.call(call_of(value(1)))).outcomes == (Answered(b"1"),)
-    unreached = await caller.call(ProviderCall("web.t", (CallMember("r", b"{}"),), False, "k", "i"))
-    assert fault_of(unreached).code == "unreachable"
-    await caller.close()

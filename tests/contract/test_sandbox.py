@@ -4,56 +4,26 @@ The bill is the judge of every other test of "paid once", so here the judge is j
 """
 
 import asyncio
-import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from streams.sandbox import Sandbox, SandboxProcess
+from streams.sandbox import SandboxProcess
 from streams.sandbox.bill import read_bill
-
-EMAIL = "/v1/email/check"
-EMAILS = "/v1/email/check/batch"
-PHONE = "/v1/phone/check"
-PHONES = "/v1/phone/check/batch"
-AUTHORIZATION = {"Authorization": "Bearer secret"}
-PATIENCE_SECONDS = 5.0
-# Never used, all is plain HTTP; but each client would make one of its own, and that takes 50 ms.
-TLS = ssl.create_default_context()
-
-
-def with_key(key: str, request_id: str = "") -> dict[str, str]:
-    return AUTHORIZATION | {"Idempotency-Key": key, "X-Request-Id": request_id}
-
-
-def batch_of(*emails: str) -> dict[str, Any]:
-    return {"items": [{"id": place, "email": email} for place, email in enumerate(emails)]}
-
-
-async def wait_until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not await holds():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain until {what}"
-        await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def open_sandbox(**options: Any) -> AsyncIterator[tuple[Sandbox, httpx.AsyncClient]]:
-    async with (
-        Sandbox(api_key="secret", **options) as sandbox,
-        httpx.AsyncClient(base_url=sandbox.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS) as client,
-    ):
-        yield sandbox, client
-
-
-def client_of(process: SandboxProcess) -> httpx.Client:
-    return httpx.Client(base_url=process.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS)
-
+from tests.support.sandbox import (
+    EMAIL,
+    EMAILS,
+    PHONE,
+    PHONES,
+    batch_of,
+    client_of,
+    open_sandbox,
+    with_key,
+)
+from tests.support.wait import until
 
 # --- the work ---
 
@@ -277,11 +247,11 @@ async def test_who_leaves_before_the_answer_has_been_billed() -> None:
             return sandbox.summary().in_flight == 0
 
         asking = asyncio.create_task(client.post(EMAIL, json={"email": "a@example.com"}))
-        await wait_until("the work is billed", is_billed)
+        await until("the work is billed", is_billed)
         assert not asking.done()
         asking.cancel()
         await asyncio.wait([asking])
-        await wait_until("the sandbox has noticed", is_idle)
+        await until("the sandbox has noticed", is_idle)
     assert sandbox.summary().billed_items == 1
 
 

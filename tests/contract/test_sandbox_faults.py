@@ -1,58 +1,26 @@
 """The sandbox when things go wrong: its faults over real HTTP, and its life as a process."""
 
 import asyncio
-import ssl
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from streams.sandbox import Fault, FaultKind, Sandbox, SandboxFailed, SandboxProcess
+from streams.sandbox import Fault, FaultKind, SandboxFailed, SandboxProcess
 from streams.sandbox.bill import read_bill
-
-EMAIL = "/v1/email/check"
-EMAILS = "/v1/email/check/batch"
-PHONE = "/v1/phone/check"
-PHONES = "/v1/phone/check/batch"
-AUTHORIZATION = {"Authorization": "Bearer secret"}
-PATIENCE_SECONDS = 5.0
-# Never used, all is plain HTTP; but each client would make one of its own, and that takes 50 ms.
-TLS = ssl.create_default_context()
-
-
-def with_key(key: str, request_id: str = "") -> dict[str, str]:
-    return AUTHORIZATION | {"Idempotency-Key": key, "X-Request-Id": request_id}
-
-
-def batch_of(*emails: str) -> dict[str, Any]:
-    return {"items": [{"id": place, "email": email} for place, email in enumerate(emails)]}
-
-
-async def wait_until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not await holds():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s in vain until {what}"
-        await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def open_sandbox(**options: Any) -> AsyncIterator[tuple[Sandbox, httpx.AsyncClient]]:
-    async with (
-        Sandbox(api_key="secret", **options) as sandbox,
-        httpx.AsyncClient(base_url=sandbox.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS) as client,
-    ):
-        yield sandbox, client
-
-
-def client_of(process: SandboxProcess) -> httpx.Client:
-    return httpx.Client(base_url=process.url, headers=AUTHORIZATION, timeout=PATIENCE_SECONDS, verify=TLS)
-
+from tests.support.sandbox import (
+    EMAIL,
+    EMAILS,
+    PHONE,
+    TLS,
+    batch_of,
+    client_of,
+    open_sandbox,
+    with_key,
+)
+from tests.support.wait import until
 
 # --- faults ---
 
@@ -191,7 +159,7 @@ async def test_the_process_ends_when_the_one_it_works_for_has_gone(tmp_path: Pat
             return True
         return False
 
-    await wait_until("nothing listens any more", is_gone)
+    await until("nothing listens any more", is_gone)
 
 
 def test_a_process_takes_its_faults_from_the_command_line_and_stops_when_told(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,21 +18,17 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from schemas.states import RECEIPT, Receipt, TurnRecord
 from streams.client import Client
-from streams.engine.digest import Digests, digests_of
 from streams.errors import StateError, UsageError
 from streams.publiclog import PublicLog
-from streams.recovery import recover
 from streams.refold import TABLES
-from streams.replay import Plan, Replayed, replay
 from streams.table import Store, StoreMemory
-from streams.until import parse_until
+from tests.support.digests import by_partition, live, recovered, replayed
 from tests.support.system import System, people, play
 
 #: One process runs all of these tests: they share what one fixture prepares.
 pytestmark = pytest.mark.xdist_group("replay")
 
 ROWS = 150
-Found = dict[tuple[str, int], Digests]
 
 
 async def worked(system: System) -> int:
@@ -62,40 +57,6 @@ async def no_events(system: System) -> int:
                 value = json.dumps({"run": "r", "type": "no_such_type"}).encode()
                 await producer.send_and_wait(f"{system.name}.{topic}", value, partition=partition)
     return 5 * system.partitions
-
-
-async def replayed(system: System, folder: Path, *, until: str | None = None, **options: Any) -> list[Replayed]:
-    settings = system.settings
-    cut = None if until is None else parse_until(until, partitions=settings.partitions, topic_prefix=settings.topic_prefix)
-    return (await asyncio.to_thread(replay, Plan(settings, folder, **options), cut))[0]
-
-
-def by_partition(parts: list[Replayed]) -> Found:
-    return {(part.table, part.partition): part.digests for part in parts}
-
-
-def live(system: System, worker: str) -> Found:
-    """Digests of the tables in the data folder of a worker that has ended."""
-    found, memory = {}, StoreMemory()
-    for table in TABLES:
-        for partition in range(system.partitions):
-            with closing(Store(system.folder / worker / "tables" / table / str(partition), memory)) as store:
-                found[table, partition] = digests_of(store.scan(b""))
-    return found
-
-
-async def recovered(system: System, folder: Path) -> Found:
-    """Digests of the tables recovered from their changelogs into an empty folder."""
-    memory = StoreMemory()
-    async with AsyncExitStack() as opened:
-        stores = {
-            (table, partition): opened.enter_context(closing(Store(folder / table / str(partition), memory)))
-            for table in TABLES
-            for partition in range(system.partitions)
-        }
-        changelogs = {TopicPartition(f"{system.name}-{table}-changelog", n): store for (table, n), store in stores.items()}
-        await recover(changelogs, system.settings.connection(), still_owned=lambda: True)
-        return {where: digests_of(store.scan(b"")) for where, store in stores.items()}
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from streams.errors import ConfigurationError, Unreachable
 from streams.recovery import recover
 from streams.table import Store, StoreMemory
 from tests.support.tally import SOURCES
-from tests.support.tally_system import TallySystem, TallyWorker, count_in, counters, eventually
-from tests.support.wait import until
+from tests.support.tally_system import TallySystem, TallyWorker, count_in, counters
+from tests.support.wait import eventually, until
 
 SESSION_SECONDS = 3
 IDLE_SECONDS = 8

@@ -9,8 +9,8 @@ from streams.engine.effects import ClaimFolded
 from streams.engine.port import Context
 from streams.errors import StateError
 from streams.tools.port import NotDone, Refused
-from tests.loop.test_dispatcher import story, told
-from tests.support.dispatch import LANE, Hangs, World, each, raises
+from tests.support.dispatch import LANE, World, story, told
+from tests.support.scripted_caller import Hangs, each, raises
 
 DOWN = each(lambda _: NotDone(Fault("http_503", "down for now", True)))
 INVALID = each(lambda _: Refused(Fault("http_422", "no such thing")))

@@ -14,6 +14,7 @@ from schemas import envelope
 from schemas.events import AttemptEnded, Value
 from streams.errors import StateError, Unreachable
 from streams.outbox import EventPublisher
+from tests.support.wait import eventually
 
 TOPIC = "receipt-completions"
 
@@ -125,8 +126,7 @@ async def test_S4_what_a_producer_still_has_in_hand_when_it_is_given_up_is_told_
     await publisher.start()
     producer.silent = True
     waiting = publisher.enqueue(TOPIC, 0, [answer("a")])
-    while not producer.sent:
-        await asyncio.sleep(0)
+    await eventually("the producer has it in hand", lambda: producer.sent)
     await publisher.stop()
     with pytest.raises(Unreachable, match="given up"):
         await waiting

@@ -10,8 +10,8 @@ from streams.engine.effects import Queued
 from streams.engine.lanes import JOIN_SECONDS
 from streams.errors import Unreachable
 from streams.tools.port import CallReport, JobUnderWay, ProviderCall, Refused
-from tests.loop.test_dispatcher import story, told
-from tests.support.dispatch import LANE, Hangs, World, doubtful, not_done
+from tests.support.dispatch import LANE, World, story, told
+from tests.support.scripted_caller import Hangs, doubtful, not_done
 
 
 def keys(it: World) -> list[str]:

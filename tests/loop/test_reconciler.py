@@ -17,7 +17,9 @@ from schemas.providers import Reconcile
 from streams import reconciler
 from streams.tools.lookup import Absent, Found, NoWord, Pending, Word
 from streams.tools.port import Answered, CallMember, Doubtful, Refused
-from tests.support.dispatch import LOST, World, doubtful, play
+from tests.support.dispatch import World
+from tests.support.scripted_caller import LOST, doubtful
+from tests.support.virtual_time import play
 
 UNPAID = Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=30)
 

@@ -13,7 +13,9 @@ from msgspec import Raw
 from schemas.events import AttemptEnded, BatchClaimed, CallsAnswered, LeaseExpired, LeaseReleased, LeasesRenewed, Value
 from streams.errors import PaidonceError, Unreachable
 from streams.salvage import Salvaged, SalvageFile, Why
-from tests.support.dispatch import Hangs, World, play, story, value_of, world
+from tests.support.dispatch import World, story, world
+from tests.support.scripted_caller import Hangs, value_of
+from tests.support.virtual_time import play
 
 AWAY = Unreachable("no broker")
 

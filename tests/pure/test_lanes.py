@@ -1,54 +1,15 @@
-"""Lane planning with the time passed in: windows, batches, pace, the gate, fairness, and that nothing is lost or leaves twice."""
+"""The plan of a lane: what leaves together and when (B1, B2), in turns between runs (N7); what is queued again or taken out."""
 
 from __future__ import annotations
-
-import copy
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.engine.lanes import AHEAD_MAX, CLAIM_AHEAD_SECONDS, GATHER_SECONDS, Departure, Entry, Gcra, Lane, LanePace, ToolForm
-from streams.engine.protocol import Need
+from streams.engine.lanes import GATHER_SECONDS, LanePace, ToolForm
+from tests.support.lanes import lane, left, need, queue, run_dry
 
-WIDE = LanePace(concurrency=1000)
-FORMS = {"p.batch": ToolForm(size_max=4, window_seconds=0.25)}
-
-
-def need(n: int = 1, *, batch: str = "", epoch: int = 0) -> Need:
-    return Need(n, epoch, n, 0, batch)
-
-
-def lane(pace: LanePace = WIDE, forms: dict[str, ToolForm] | None = None, now: float = 0.0) -> Lane:
-    return Lane(pace, FORMS if forms is None else forms, now)
-
-
-def queue(it: Lane, names: Iterable[str], now: float, *, tool: str = "p.batch", run: str = "run", later: float = 0.0) -> None:
-    for name in names:
-        it.queue(name, tool, run, need(), now, now + later)
-
-
-def left(departures: list[Departure]) -> list[str]:
-    return ["".join(entry.receipt for entry in departure.entries) for departure in departures]
-
-
-def run_dry(it: Lane, now: float = 0.0) -> list[Departure]:
-    """All departures, when the lane is looked at just when it says so."""
-    found: list[Departure] = []
-    for _ in range(2_000):
-        departures, again = it.plan(now)
-        found += departures
-        if again is None:
-            return found
-        assert again > now, "a busy loop"
-        now = again
-    raise AssertionError("the lane never runs dry")
-
-
-# --- windows and batches ------------------------------------------------------------------------------------
+# --- windows and batches -----------------------------------------------------------------------------------------------
 
 
 def test_B1_a_window_starts_with_the_first_request_of_an_empty_bucket_and_never_resets() -> None:
@@ -105,7 +66,7 @@ def test_tools_never_share_a_call() -> None:
     assert {departure.tool for departure in departures} == {"p.one", "p.two"}
 
 
-# --- fairness -----------------------------------------------------------------------------------------------
+# --- fairness ----------------------------------------------------------------------------------------------------------
 
 
 def test_N7_a_run_of_ten_rows_is_served_within_a_few_batches_beside_one_of_ten_thousand() -> None:
@@ -158,162 +119,7 @@ def test_N7_each_run_gets_its_share_of_every_batch(sizes: list[int], size_max: i
     assert not any(waiting.values())
 
 
-# --- pace, ceiling and gate ---------------------------------------------------------------------------------
-
-arrivals = st.lists(st.floats(0, 2, allow_nan=False), min_size=1, max_size=50)
-paces = st.builds(LanePace, st.sampled_from((1.0, 7.0, 20.0, 100.0, 1000.0)), st.integers(1, 12), st.just(10_000))
-
-
-def keeps_pace(sent: list[float], pace: LanePace) -> None:
-    """No window holds more than rate times its length plus the burst; for sorted moments all windows from one to another."""
-    assert pace.requests_per_second is not None
-    for first, begin in enumerate(sent):
-        for count, end in enumerate(sent[first:], 1):
-            assert count <= pace.requests_per_second * (end - begin) + pace.burst + 1e-6
-
-
-@given(paces, arrivals)
-def test_G1_no_window_holds_more_departures_than_its_rate_and_burst(pace: LanePace, gaps: list[float]) -> None:
-    it = lane(pace, forms={})
-    sent: list[float] = []
-    now = 0.0
-    for number, gap in enumerate(gaps):
-        now += gap / 10
-        queue(it, [str(number)], now, tool="p.single")
-        sent += [departure.send_at for departure in it.plan(now)[0]]
-    sent += [departure.send_at for departure in run_dry(it, now)]
-    assert len(sent) == len(gaps)
-    assert sent == sorted(sent)
-    keeps_pace(sent, pace)
-
-
-@given(paces, st.lists(st.floats(0, 1, allow_nan=False), min_size=1, max_size=40))
-def test_G1_grants_that_come_late_and_together_do_not_let_calls_leave_together(pace: LanePace, delays: list[float]) -> None:
-    """A slow turn grants many claims at one moment; the provider must not see them so."""
-    it = lane(pace, forms={})
-    queue(it, (str(number) for number in range(len(delays))), 0.0, tool="p.single")
-    planned = [departure.send_at for departure in run_dry(it)]
-    granted_at, sent = 0.0, []
-    for at, delay in zip(planned, delays, strict=True):
-        granted_at = max(granted_at, at - CLAIM_AHEAD_SECONDS + delay)
-        sent.append(it.send_at(at, granted_at))
-        assert sent[-1] >= max(at, granted_at)
-    keeps_pace(sorted(sent), pace)
-
-
-def test_G1_a_grant_in_time_is_not_delayed_any_further() -> None:
-    pace = LanePace(10.0, 2, 100)
-    it = lane(pace, forms={})
-    queue(it, "abcdef", 0.0, tool="p.single")
-    for departure in run_dry(it):
-        assert it.send_at(departure.send_at, departure.send_at - 0.01) == departure.send_at
-
-
-def test_G1_a_new_owner_starts_with_an_empty_burst() -> None:
-    """It cannot know what the owner before it used up."""
-    it = lane(LanePace(1.0, 5, 100), forms={}, now=50.0)
-    queue(it, "abcdef", 50.0, tool="p.single")
-    departures, again = it.plan(50.0)
-    assert left(departures) == ["a"]
-    assert again == pytest.approx(51.0 - CLAIM_AHEAD_SECONDS)
-
-
-def test_G1_a_lane_that_was_idle_may_use_its_burst() -> None:
-    it = lane(LanePace(1.0, 5, 100), forms={})
-    queue(it, "abcdef", 60.0, tool="p.single")
-    assert left(it.plan(60.0)[0]) == ["a", "b", "c", "d", "e"]
-
-
-def test_a_lane_without_a_rate_is_never_held_back() -> None:
-    rate = Gcra(LanePace(None), 5.0)
-    assert [rate.take(5.0) for _ in range(3)] == [5.0] * 3
-
-
-def test_calls_are_claimed_a_little_ahead_of_their_moment() -> None:
-    it = lane(LanePace(100.0, 1, 100), forms={})
-    queue(it, "abcdefghij", 0.0, tool="p.single")
-    departures, again = it.plan(0.0)
-    assert [departure.send_at for departure in departures] == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
-    assert again == pytest.approx(0.06 - CLAIM_AHEAD_SECONDS)
-
-
-def test_the_ceiling_holds_back_what_is_ready_until_a_call_has_landed() -> None:
-    it = lane(LanePace(concurrency=2), forms={})
-    queue(it, "abc", 0.0, tool="p.single")
-    assert left(it.plan(0.0)[0]) == ["a", "b"]
-    assert it.plan(1.0) == ([], None)
-    it.claimed -= 1
-    it.in_flight += 1
-    assert it.plan(1.0) == ([], None)
-    it.in_flight -= 1
-    assert left(it.plan(1.0)[0]) == ["c"]
-
-
-def test_claims_are_made_ahead_of_the_ceiling_as_far_as_grants_are_slow_beside_calls() -> None:
-    """As many calls end while a claim is granted; where calls are slow, a claim that waits would only be in doubt after a crash."""
-    it = lane(LanePace(concurrency=10), forms={})
-    assert it.ahead == 0
-    for _ in range(200):
-        it.took(grant_seconds=0.05, call_seconds=0.1)
-    assert it.ahead == pytest.approx(5, abs=1)
-    queue(it, (str(number) for number in range(100)), 0.0, tool="p.single")
-    assert len(it.plan(0.0)[0]) == 10 + it.ahead
-    for _ in range(200):
-        it.took(call_seconds=10.0)
-    assert it.ahead == 0
-
-
-def test_however_slow_grants_are_claims_ahead_are_bounded() -> None:
-    it = lane(LanePace(concurrency=10), forms={})
-    for _ in range(500):
-        it.took(grant_seconds=60.0, call_seconds=0.0)
-    assert it.ahead == AHEAD_MAX * 10
-
-
-def test_there_is_room_for_a_call_below_the_ceiling_alone() -> None:
-    it = lane(LanePace(concurrency=2), forms={})
-    it.claimed, it.in_flight = 5, 1
-    assert it.is_free(for_batch=False)
-    it.in_flight = 2
-    assert not it.is_free(for_batch=False)
-
-
-def test_B9_a_lane_may_be_full_for_batches_and_free_for_a_call_for_one() -> None:
-    it = lane(LanePace(concurrency=3, batches=1), forms={})
-    it.claimed = 3
-    it.sends(batch=True)
-    assert not it.is_free(for_batch=True)
-    assert it.is_free(for_batch=False)
-    it.sends(batch=False)
-    it.landed(batch=True, sent=True)
-    assert it.is_free(for_batch=True)
-    assert (it.claimed, it.in_flight, it.batches_in_flight) == (1, 1, 0)
-
-
-def test_foreign_calls_count_against_the_ceiling() -> None:
-    it = lane(LanePace(concurrency=2), forms={})
-    it.in_flight = 3
-    queue(it, "a", 0.0, tool="p.single")
-    assert it.plan(0.0)[0] == []
-
-
-def test_P3_nothing_leaves_before_the_gate_opens_and_a_shorter_pause_does_not_open_it() -> None:
-    it = lane()
-    queue(it, "abcd", 0.0)
-    it.pause(5.0)
-    it.pause(3.0)
-    assert it.plan(0.0) == ([], 5.0)
-    assert it.plan(4.9) == ([], 5.0)
-    assert left(it.plan(5.0)[0]) == ["abcd"]
-
-
-def test_P3_an_empty_lane_need_not_look_when_its_gate_opens() -> None:
-    it = lane()
-    it.pause(5.0)
-    assert it.plan(0.0) == ([], None)
-
-
-# --- later, again, replaced, withdrawn ----------------------------------------------------------------------
+# --- later, again, replaced, withdrawn ---------------------------------------------------------------------------------
 
 
 def test_a_retry_waits_for_its_moment_and_has_its_window_from_there() -> None:
@@ -398,124 +204,3 @@ def test_the_last_one_taken_out_leaves_nothing_to_look_for(batch: str) -> None:
     it.queue("a", "p.batch", "run", need(batch=batch), 0.0, 0.0)
     it.unqueue("a")
     assert it.plan(0.0) == ([], None)
-
-
-# --- against a model ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Model:
-    """What a lane should hold: a plain dictionary of needs, and what it let go."""
-
-    lane: Lane
-    pace: LanePace
-    forms: dict[str, ToolForm]
-    now: float = 0.0
-    gate: float = 0.0
-    waiting: dict[str, tuple[str, Need, float]] = field(default_factory=dict)
-
-    def queue(self, receipt: str, tool: str, run: str, wanted: Need, later: float) -> None:
-        self.lane.queue(receipt, tool, run, wanted, self.now, self.now + later)
-        old = self.waiting.get(receipt)
-        if old is None or old[1] != wanted:
-            self.waiting[receipt] = (tool, wanted, self.now + later)
-
-    def unqueue(self, receipt: str) -> None:
-        self.lane.unqueue(receipt)
-        self.waiting.pop(receipt, None)
-
-    def pause(self, seconds: float) -> None:
-        self.gate = max(self.gate, self.now + seconds)
-        self.lane.pause(self.now + seconds)
-
-    def plan(self) -> float | None:
-        departures, again = self.lane.plan(self.now)
-        for departure in departures:
-            self.departed(departure)
-        assert len(self.lane) == len(self.waiting)
-        assert self.lane.claimed <= self.pace.concurrency
-        assert again is None or again > self.now, "a busy loop"
-        if self.waiting and self.lane.claimed < self.pace.concurrency:
-            assert again is not None, "what waits would be forgotten"
-        if again is not None:
-            early = copy.deepcopy(self.lane)
-            for part in (0.5, 0.999):
-                assert early.plan(self.now + (again - self.now) * part)[0] == [], "something could have left earlier"
-        return again
-
-    def departed(self, departure: Departure) -> None:
-        assert self.now >= self.gate
-        assert departure.entries
-        assert departure.send_at <= self.now + CLAIM_AHEAD_SECONDS + 1e-9
-        size_max = self.forms.get(departure.tool, ToolForm()).size_max
-        assert departure.batch or len(departure.entries) <= size_max
-        for entry in departure.entries:
-            tool, wanted, not_before = self.waiting.pop(entry.receipt)
-            assert (tool, wanted) == (entry.tool, entry.need)
-            assert departure.tool == tool
-            assert departure.batch == wanted.batch
-            assert not_before <= self.now
-            self.in_window(departure, entry)
-        if departure.batch:
-            ready = [name for name, (_, n, at) in self.waiting.items() if n.batch == departure.batch and at <= self.now]
-            assert not ready, "a part of a batch stayed behind"
-
-    def in_window(self, departure: Departure, entry: Entry) -> None:
-        form = self.forms.get(departure.tool, ToolForm())
-        if not departure.batch and len(departure.entries) < form.size_max:
-            assert min(member.since for member in departure.entries) + form.window_seconds <= self.now
-        assert entry.since <= self.now
-
-    def drain(self) -> None:
-        """Everything leaves in the end, when calls land and the lane is looked at just when it says so."""
-        for _ in range(500):
-            self.lane.claimed = 0
-            again = self.plan()
-            if again is None and not self.waiting:
-                return
-            self.now = self.now if again is None else again
-        raise AssertionError(f"{len(self.waiting)} are still waiting")
-
-
-names = st.sampled_from([f"r{index}" for index in range(8)])
-tools = st.sampled_from(("p.batch", "p.single", "p.wide"))
-needs = st.builds(lambda n, batch: need(n, batch=batch), st.integers(1, 2), st.sampled_from(("", "", "batch:1", "batch:2")))
-# Eighths, so that sums of times are exact and a moment that is named can be met.
-moments = st.integers(0, 12).map(lambda eighths: eighths / 8)
-steps = st.one_of(
-    st.tuples(st.just("queue"), names, st.sampled_from(("run1", "run2", "run3")), needs, st.one_of(st.just(0.0), moments)),
-    st.tuples(st.just("unqueue"), names),
-    st.tuples(st.just("pause"), moments),
-    st.tuples(st.just("plan"), moments),
-    st.tuples(st.just("land"), st.integers(1, 3)),
-)
-
-
-@given(
-    st.lists(steps, max_size=30),
-    st.builds(LanePace, st.sampled_from((None, 2.0, 64.0)), st.integers(1, 4), st.integers(1, 5)),
-    st.dictionaries(names, tools, min_size=8),
-)
-def test_nothing_queued_is_lost_or_leaves_twice(script: list[tuple[Any, ...]], pace: LanePace, tool_of: dict[str, str]) -> None:
-    forms = {"p.batch": ToolForm(3, 0.25), "p.wide": ToolForm(100, 1.0)}
-    model = Model(Lane(pace, forms, 0.0), pace, forms)
-    for step, *fields in script:
-        match step:
-            case "queue":
-                receipt, run, wanted, later = fields
-                tool = tool_of[receipt]
-                if wanted.batch:
-                    # A batch is one call of one tool.
-                    wanted = need(wanted.n, batch=f"{wanted.batch}/{tool}")
-                model.queue(receipt, tool, run, wanted, later)
-            case "unqueue":
-                model.unqueue(*fields)
-            case "pause":
-                model.pause(*fields)
-            case "plan":
-                model.now += fields[0]
-                model.plan()
-            case _:
-                model.lane.claimed = max(0, model.lane.claimed - fields[0])
-    model.drain()
-    assert model.lane.plan(model.now + 100) == ([], None)

@@ -6,7 +6,7 @@ from schemas import address
 from schemas.events import Answer, CallsAnswered, Fault, Mark, ToolRequested
 from schemas.states import CellStatus
 from streams.engine.scopes import AUTH_SCOPE_UNCHANGED, scope_changed, scope_in
-from tests.pure.test_rows import added, answer, ask, asked, column, opened, play, row, rows_table, sheet
+from tests.support.given_rows import added, answer, ask, asked, column, opened, play, row, rows_table, sheet
 from tests.support.memory import Table
 
 NEW = "5e" * 20

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import selectors
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +17,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from schemas.commands import RecoveryEnded
-from schemas.events import AttemptEnded, BatchClaimed, Event, Fault, LeaseReleased, Mode, Repeat, ToolRequested
+from schemas.events import (
+    AttemptEnded,
+    BatchClaimed,
+    CallsAnswered,
+    ClaimedMember,
+    Event,
+    LeaseReleased,
+    Mode,
+    Repeat,
+    ToolRequested,
+)
 from schemas.providers import Providers
 from streams.dispatcher import Dispatcher
 from streams.engine.port import Context, Wake
@@ -28,128 +36,14 @@ from streams.errors import PaidonceError
 from streams.journal import AnswerJournal
 from streams.settings import Settings
 from streams.table import WorkingSet
-from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall
 from tests.support.memory import Table
+from tests.support.scripted_caller import ScriptedCaller
+from tests.support.virtual_time import VirtualLoop, play
 
 S = TypeVar("S", bound=msgspec.Struct)
 #: Order in which the receipts agent reads its topics.
 TOPICS = ("receipt-completions", "receipt-claims", "lease-heartbeats", "tool-requests")
 LANE = "org/p"
-NO = Fault("refused", "no")
-BUSY = Fault("http_429", "asked too often", True)
-LOST = Fault("lost", "the answer is lost")
-
-
-# --- virtual time -------------------------------------------------------------------------------------------
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Looks for what is ready, and lets the loop's time jump where the loop would have waited."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise AssertionError("everything waits, and nothing will ever happen")
-        if not ready and timeout:
-            self.loop.now += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is a number."""
-
-    def __init__(self) -> None:
-        selector = _JumpingSelector()
-        selector.loop = self
-        self.now = 1_000.0
-        super().__init__(selector)
-
-    def time(self) -> float:
-        """Seconds of virtual time."""
-        return self.now
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    """Run a story in virtual time; what failed in a task or a timer fails the test."""
-    troubles: list[str] = []
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda _loop, context: troubles.append(repr(context)))
-        runner.run(story)
-    assert not troubles, troubles
-
-
-# --- the provider -------------------------------------------------------------------------------------------
-
-Script = Callable[[ProviderCall], "CallReport | Coroutine[Any, Any, CallReport]"]
-
-
-def each(outcome: Callable[[str], MemberOutcome], *, pause: float | None = None) -> Script:
-    """Every member ends alike."""
-    return lambda call: CallReport(tuple(outcome(member.receipt) for member in call.members), pause)
-
-
-def value_of(receipt: str) -> bytes:
-    """What the provider answers for a receipt."""
-    return f'"{receipt}"'.encode()
-
-
-ok = each(lambda receipt: Answered(value_of(receipt)))
-busy = each(lambda _: NotDone(BUSY, 2.0), pause=2.0)
-not_done = each(lambda _: NotDone(Fault("refused_connection", "nobody listens", True)))
-doubtful = each(lambda _: Doubtful(LOST))
-
-
-def raises(call: ProviderCall) -> CallReport:
-    """A defect in a caller."""
-    raise RuntimeError(f"a defect in {call.tool}")
-
-
-class Hangs:
-    """A call that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.ended = asyncio.Event()
-        self.cancelled = False
-
-    async def __call__(self, call: ProviderCall) -> CallReport:
-        """Wait for the test, then answer."""
-        try:
-            await self.ended.wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        report = ok(call)
-        assert isinstance(report, CallReport)
-        return report
-
-
-class ScriptedCaller:
-    """Plays one script a call, in order; ``ok`` where none is left. It keeps what it was called for, and when."""
-
-    def __init__(self) -> None:
-        self.scripts: deque[Script] = deque()
-        self.calls: list[ProviderCall] = []
-        self.at: list[float] = []
-        self.closed = False
-
-    async def call(self, call: ProviderCall) -> CallReport:
-        """One provider call."""
-        self.calls.append(call)
-        self.at.append(asyncio.get_running_loop().time())
-        script = self.scripts.popleft() if self.scripts else ok
-        report = script(call)
-        return report if isinstance(report, CallReport) else await report
-
-    async def close(self) -> None:
-        """Release connections."""
-        self.closed = True
-
-    @property
-    def asked(self) -> list[str]:
-        """Receipts of each call, in payload order."""
-        return ["".join(member.receipt for member in call.members) for call in self.calls]
 
 
 # --- the log and the actor ----------------------------------------------------------------------------------
@@ -416,3 +310,22 @@ def story(**options: Any) -> Callable[[Story], Callable[[Path], None]]:
         return test
 
     return decorate
+
+
+def member(name: str, n: int = 1, op: int = 1) -> ClaimedMember:
+    """A receipt in a claim."""
+    return ClaimedMember(name, n, 0, op)
+
+
+def told(it: World) -> list[tuple[str, str]]:
+    """What callers were told, by receipt."""
+    return [(event.receipt, event.answer.value) for event in it.answers if isinstance(event, CallsAnswered)]
+
+
+async def foreign_lease(it: World) -> None:
+    """A call of a process that is gone: its claim was granted to an owner before us."""
+    it.say("tool-requests", ToolRequested("a", "run:a", "run", 0, LANE, "p.never", Repeat.NEVER, b"{}"))
+    it.say("receipt-claims", BatchClaimed(LANE, "p.never", "", "gone", 1, (member("a"),)))
+    await it.turn()
+    await it.revoked()
+    await it.returns()

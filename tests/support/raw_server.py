@@ -12,11 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from schemas.providers import Providers
 from streams.tools.http import HttpCaller
 from streams.tools.port import Answered, CallMember, CallReport, ProviderCall
+from tests.support.wait import eventually
 
 #: For calls that must run into it ...
 DEADLINE_SECONDS = 0.5
@@ -149,15 +148,6 @@ def call_of(fields: bytes = b'{"n": 18446744073709551617}', *, tool: str = "chec
     return ProviderCall(f"raw.{tool}", (CallMember("receipt", fields),), False, "key-1", "request-1")
 
 
-async def until(what: str, holds: Callable[[], bool]) -> None:
-    try:
-        async with asyncio.timeout(5.0):
-            while not holds():
-                await asyncio.sleep(0)
-    except TimeoutError:
-        pytest.fail(f"waited in vain until {what}")
-
-
 async def report_of(answer: Serve, **tool: Any) -> CallReport:
     """How one call ends; checks that it was sent once, and that the next one works."""
     async with serving(answer) as server, calling(server, **tool) as caller:
@@ -166,7 +156,7 @@ async def report_of(answer: Serve, **tool: Any) -> CallReport:
         # With one connection allowed at a time this also tells that the first is given back or closed.
         fine = await caller.call(call_of(tool="patient"))
         assert fine.outcomes == (Answered(b'{"fine":1}'),)
-        await until("the broken connection is closed", lambda: server.open_connections <= 1)
+        await eventually("the broken connection is closed", lambda: server.open_connections <= 1)
     return report
 
 

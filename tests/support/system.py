@@ -72,6 +72,10 @@ match_key = "id"
 """
 
 
+#: What a test may say of a provider and its tools, with what holds otherwise: times in milliseconds (window) and seconds (timeout).
+DESCRIBED: dict[str, Any] = {"repeat": "with-key", "concurrency": 8, "rate": "", "size": 20, "window": 50, "timeout": 30.0}
+
+
 def play(tool: str = "email", *, name: str = "contacts", provider: str = "sandbox") -> Play:
     """A play with one column that checks ``row.email``, or ``row.phone`` with a tool for phones; ``id`` identifies rows."""
     what = "phone" if tool.startswith("phone") else "email"
@@ -216,46 +220,25 @@ class System:
 
     def start_sandbox(
         self,
-        *,
-        repeat: str = "with-key",
-        concurrency: int = 8,
-        rate: str = "",
-        size: int = 20,
-        window: int = 50,
-        timeout: float = 30.0,
         **options: Any,
     ) -> SandboxProcess:
-        """Start the provider and write the providers file; ``options`` are those of ``SandboxProcess``."""
+        """Start the provider and write the providers file; ``options`` are those of ``DESCRIBED`` and of ``SandboxProcess``."""
+        described = {name: options.pop(name) for name in DESCRIBED if name in options}
         self.sandbox = SandboxProcess(api_key=KEY, bill=self.folder / "bill.csv", **options).start()
         self.providers.unlink(missing_ok=True)
-        self.add_provider(
-            "sandbox",
-            self.sandbox.url,
-            repeat=repeat,
-            concurrency=concurrency,
-            rate=rate,
-            size=size,
-            window=window,
-            timeout=timeout,
-        )
+        self.add_provider("sandbox", self.sandbox.url, **described)
         return self.sandbox
 
     def add_provider(
         self,
         name: str,
         url: str,
-        *,
-        repeat: str = "with-key",
-        concurrency: int = 8,
-        rate: str = "",
-        size: int = 20,
-        window: int = 50,
-        timeout: float = 30.0,
+        **described: Any,
     ) -> None:
         """Describe one more provider, with a lane of its own, to workers that start from now on."""
-        options = {"repeat": repeat, "concurrency": concurrency, "rate": rate, "size": size, "window": window}
+        assert described.keys() <= DESCRIBED.keys(), described
         with self.providers.open("a") as file:
-            file.write(PROVIDERS.format(name=name, url=url, timeout=timeout, **options))
+            file.write(PROVIDERS.format(name=name, url=url, **DESCRIBED | described))
 
     def _environment(self, name: str) -> dict[str, str]:
         return {

@@ -12,7 +12,7 @@ import sys
 import uuid
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,14 +28,9 @@ from streams.settings import Settings
 from streams.table import Store, StoreMemory
 from tests.support.system import WorkerProcess
 from tests.support.tally import ECHOES, SOURCES, counter_key
-from tests.support.wait import until
+from tests.support.wait import eventually, until
 
 TABLES = ("tally",)
-
-
-async def eventually(what: str, predicate: Callable[[], object], *, seconds: float = 30.0) -> None:
-    """Wait for what a synchronous ``predicate`` says, while the loop goes on."""
-    await until(what, lambda: asyncio.sleep(0, predicate()), seconds=seconds)
 
 
 class TallyWorker(WorkerProcess):

@@ -21,3 +21,11 @@ async def until(what: str, predicate: Callable[[], Awaitable[object]], *, second
     while not await predicate():
         assert time.monotonic() < end, f"waited {seconds:g} s in vain until {what}"
         await asyncio.sleep(0.05)
+
+
+async def eventually(what: str, predicate: Callable[[], object], *, seconds: float = 30.0) -> None:
+    """Poll until ``predicate`` is true, while the loop goes on; fail naming ``what`` after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain until {what}"
+        await asyncio.sleep(0.01)
