@@ -46,8 +46,8 @@ class CleanUp:
             log.info("clean-up done: %d leases were given back, and none is held for what has ended or was not sent", self.given)
             return
         log.error(
-            "clean-up failed: %d leases of calls that were not sent could not be given back, and %d calls have ended without the log "
-            "knowing; their leases expire after %g s, their rows stay open, and the next worker goes on with them",
+            "clean-up failed: %d leases of calls that were not sent could not be given back, and %d calls have ended without the "
+            "log knowing; their leases expire after %g s, their rows stay open, and the next worker goes on with them",
             len(self.waiting),
             len(ended),
             lease_seconds,

@@ -1,4 +1,4 @@
-"""Who follows a call of another run waits for a bounded time, or for nobody, with real parts: a worker's timer, and what runs say."""
+"""Who follows a call of another run waits for a bounded time, or for nobody, with real parts: timers of a worker, ends of runs."""
 
 from __future__ import annotations
 
