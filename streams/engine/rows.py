@@ -239,8 +239,8 @@ class RowsEngine:
             refresh,
             "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
             column.lane == turn.answered_lane,
-            kept_under(share.org, column, text),
-            column.receipt_wait_ms,
+            kept_under=kept_under(share.org, column, text),
+            receipt_wait_ms=column.receipt_wait_ms,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
