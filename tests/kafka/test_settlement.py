@@ -179,7 +179,7 @@ async def test_S6_no_call_is_made_while_the_broker_is_away_and_the_same_process_
 async def test_S5_S8_a_worker_that_ends_without_its_broker_leaves_its_answers_readable_and_the_next_one_publishes_them(
     own_broker: ProxiedBroker, tmp_path: Path
 ) -> None:
-    """S7, too: the run does not end over it, its rows stay open, nothing is called again; the last lines say how it was left."""
+    """S7: the run does not end over it, its rows stay open, nothing is called again; the last lines say how it was left."""
     async with calls_under_way(own_broker, tmp_path / "system", broker_seconds=8, grace_seconds=2) as away:
         away.proxy.cut()
         away.provider.let_go()
