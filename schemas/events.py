@@ -66,6 +66,8 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     fresh: bool = False
     #: Path into the input whose value tells which requests may share a call; ``None``: all may (B4).
     bucket: str | None = None
+    #: Requests that the tool's provider takes at a time; 0: not known.
+    calls: int = 0
     #: A miss has no owner: each cell's call has a receipt of its own, and the first value is kept for later requests (Y2).
     completed_cache: bool = False
     #: How long its requests follow another run's call; ``None``: as long as its tool, else the worker's setting says (R4).

@@ -246,6 +246,18 @@ class RunShare(Record):
     closing: bool = False
     closed: bool = False
     samples: tuple[tuple[int, str, str], ...] = ()
+    #: Rows that were admitted and are not settled, and their bytes (G5).
+    open_rows: int = 0
+    open_bytes: int = 0
+    #: Numbers of the chunks that wait: the first, and the one behind the last.
+    waiting_first: int = 0
+    waiting_next: int = 0
+
+
+class WaitingRows(Record):
+    """A chunk of a run's rows that are not admitted yet."""
+
+    rows: tuple[AddedRow, ...]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------
@@ -338,6 +350,7 @@ TASK: Final = b"k"
 UNKNOWN_CELL: Final = b"d"
 SHEET: Final = b"h"
 SHARE: Final = b"c"
+WAITING: Final = b"q"
 RUN: Final = b"r"
 
 _OPEN_ENTRY: Final = msgspec.msgpack.encode(OpenReceipt())
@@ -369,5 +382,6 @@ RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     UNKNOWN_CELL: UnknownCell,
     SHEET: SheetRow,
     SHARE: RunShare,
+    WAITING: WaitingRows,
     RUN: Run,
 }

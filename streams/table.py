@@ -17,7 +17,7 @@ from schemas.states import RECORD_TYPES
 
 OFFSET_KEY: Final = b"\x00changelog-offset"
 #: Records that gather in memory before they are handed to RocksDB.
-PENDING_MAX: Final = 2_000
+PENDING_MAX: Final = 4_000
 _UNREAD: Final = object()
 _NOTHING: Final[Mapping[bytes, bytes | None]] = {}
 _encoder = msgspec.msgpack.Encoder()

@@ -23,8 +23,11 @@ FETCH_WAIT_MS = 40
 #: A fetch that brings this many messages is followed by a pause, in which the next ones gather.
 BUSY_MESSAGES = 24
 BUSY_PAUSE_SECONDS = 0.02
-#: So does one that brings nothing but copies of what the process handed over to itself.
+#: So does one that brings nothing but copies of what the process handed over to itself; a shorter one where they are few, for then
+#: the hour is quiet and the next to come may be a request.
 COPIES_PAUSE_SECONDS = 0.03
+COPIES_MESSAGES = 8
+FEW_COPIES_PAUSE_SECONDS = 0.03
 
 
 class Fetched(dict[TP, list[Any]]):
@@ -111,8 +114,8 @@ class BulkConsumer(Consumer):
     """Faust's consumer whose starting positions are those of the turn records."""
 
     _busy = False
-    #: The last fetch brought only what was handed over before.
-    _copies = False
+    #: Messages of the last fetch, where it brought only what was handed over before.
+    _copies = 0
     #: The last record that was fetched of each partition, and the position behind it.
     behind: dict[TP, tuple[int, int]]
 
@@ -160,17 +163,18 @@ class BulkConsumer(Consumer):
         passes: Callable[[TP, int, int], bool] = cast(Any, self.app).paidonce.handover.passes
         for tp, position in records.positions.items():
             self.behind[tp] = (records[tp][-1].offset, position)
-        new = False
+        copies, new = 0, False
         for tp, record in self.scheduler.iterate(records):
             current = records.seeks == thread.seeks and generation == self.app.consumer_generation_id
             if not current or not self.flow_active:
                 return
             if passes(tp, record.offset, self.position_behind(tp, record.offset)):
+                copies += 1
                 continue
             new = True
             if tp in active or tp in self._buffered_partitions:
                 yield tp, self._to_message(tp, record)
-        self._copies = not new
+        self._copies = 0 if new else copies
 
     async def _wait_next_records(self, timeout: float) -> Any:
         self.fetched_at = time.monotonic()
@@ -183,8 +187,9 @@ class BulkConsumer(Consumer):
             await asyncio.sleep(BUSY_PAUSE_SECONDS)
         elif self._copies:
             # What this process says to itself needs no fetch, and a fetch takes milliseconds from those whose turn it is.
-            self._copies = False
-            await asyncio.sleep(COPIES_PAUSE_SECONDS)
+            pause = COPIES_PAUSE_SECONDS if self._copies >= COPIES_MESSAGES else FEW_COPIES_PAUSE_SECONDS
+            self._copies = 0
+            await asyncio.sleep(pause)
         records, active = await super()._wait_next_records(timeout)
         self._busy = records is not None and sum(map(len, records.values())) >= BUSY_MESSAGES
         return records, active

@@ -190,8 +190,13 @@ class Actor:
         engine = self.spec.engine
         engine.turn(records, events, outbox, context)
         self._checkpoint(f"{self.spec.table}:folded")
-        records.put(TURN_KEY, record)
         changes = records.changes()
+        if self.turns and not record.segments and not outbox.events and not outbox.public and self._are_stored(changes):
+            # A timer that found nothing to do: no state and no words come of it, so neither does a transaction.
+            self._follow(outbox.effects, context)
+            return
+        records.put(TURN_KEY, record)
+        changes[TURN_KEY] = _encoder.encode(record)
         outputs = list(self._outputs(outbox))
         placed = await self._producers.publish(chain(outputs, self._messages(changes, record, outbox, dead)), now_ms)
         self._checkpoint(f"{self.spec.table}:committed")
@@ -202,13 +207,20 @@ class Actor:
         self.record = record
         self.turns += 1
         self.events_folded += len(events)
-        self._set_timers(outbox.effects, now_ms)
-        self._on_effects(self.partition, outbox.effects, context)
+        self._follow(outbox.effects, context)
         self._acknowledge(deliveries)
         for topic, partition, messages in outputs:
             offsets = chain.from_iterable(placed[(topic, partition)])
             for offset, (_, value, headers) in zip(offsets, messages, strict=True):
                 self._on_published(topic, partition, offset, value, headers)
+
+    def _are_stored(self, changes: Mapping[bytes, bytes | None]) -> bool:
+        """What a turn would write stands in the table already."""
+        return self._store.get_many(list(changes)) == list(changes.values())
+
+    def _follow(self, effects: Sequence[Effect], context: Context) -> None:
+        self._set_timers(effects, context.now_ms)
+        self._on_effects(self.partition, effects, context)
 
     def _read(
         self, commands: Sequence[Event], deliveries: Sequence[Delivery], now_ms: int

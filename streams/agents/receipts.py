@@ -12,4 +12,4 @@ def receipts_agent(wait: Waits | None = None, sweep: SweepPolicy | None = None) 
     """The single writer of receipts, partitioned by lane; ``wait``: how long followers wait; ``sweep``: what is dropped when."""
     topics = ("lane-control", "receipt-completions", "receipt-claims", "lease-heartbeats", "tool-requests")
     engine = ReceiptsEngine(wait, sweep)
-    return AgentSpec("receipts", topics, engine, gather_seconds=0.02, gather_events=200, cached_records=20_000)
+    return AgentSpec("receipts", topics, engine, gather_seconds=0.02, gather_events=200, cached_records=8_000)

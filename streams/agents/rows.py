@@ -8,4 +8,4 @@ from streams.turn import AgentSpec
 
 def rows_agent() -> AgentSpec:
     """The single writer of the sheet, partitioned by dataset and row key."""
-    return AgentSpec("rows", ("row-control", "tool-results", "row-work"), RowsEngine(), gather_seconds=0.1, cached_records=5_000)
+    return AgentSpec("rows", ("row-control", "tool-results", "row-work"), RowsEngine(), gather_seconds=0.1, cached_records=2_000)

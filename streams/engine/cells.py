@@ -10,7 +10,7 @@ import msgspec
 
 from schemas import address
 from schemas.canonical import canonical, parse_json
-from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event, RowsAdded
+from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event
 from schemas.states import TASK, record_key
 from streams.engine.program import Renderer, compile_template, look_up
 
@@ -116,7 +116,4 @@ def tasks_of(events: Sequence[Event]) -> list[bytes]:
             for call, _ in event.calls:
                 run, row, _ = call.split(":", 2)
                 keys.append(record_key(TASK, run, row))
-        elif isinstance(event, RowsAdded):
-            prefix = record_key(TASK, event.run, "")
-            keys.extend([prefix + row.key.encode() for row in event.rows])
     return keys

@@ -158,4 +158,11 @@ def _bound(
         extract=extract,
         private_to=None if tool.shared else play.dataset_name,
         bucket=None if tool.batch is None else tool.batch.bucket,
+        calls=calls_of(provider, tool),
     )
+
+
+def calls_of(provider: AnyProvider, tool: AnyTool) -> int:
+    """Requests of a tool that its provider takes at a time."""
+    pace = provider.pace
+    return pace.ceiling if tool.batch is None else pace.batches * tool.batch.size_max

@@ -45,7 +45,7 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine import unknowncells
+from streams.engine import admission, unknowncells
 from streams.engine.cells import Program, bucket_of, call_of, cell_of, kept_under, lane_partition, moved, standing_of, tasks_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
@@ -79,12 +79,17 @@ class RowsEngine:
         for event in events:
             self._fold(turn, event)
         for run, share in turn.shares.items():
+            admission.admit(turn, run, share, self._add)
             turn.report(run, share)
 
     def _fold(self, turn: RowsTurn, event: Event) -> None:
         match event:
             case RowsAdded():
-                self._add(turn, event)
+                share = turn.share(event.run)
+                if admission.must_wait(turn, share):
+                    admission.hold(turn, event.run, share, event.rows)
+                else:
+                    self._add(turn, event.run, share, event.rows)
             case CallsAnswered():
                 for call, mark in event.calls:
                     self._answered(turn, call, mark, event)
@@ -114,38 +119,38 @@ class RowsEngine:
 
     # --- rows ------------------------------------------------------------------------------------------------
 
-    def _add(self, turn: RowsTurn, event: RowsAdded) -> None:
-        share = turn.share(event.run)
+    def _add(self, turn: RowsTurn, run: str, share: RunShare, rows: Sequence[AddedRow]) -> None:
         if share.play is None or share.closed:
             return
-        tasks, sheets = record_key(TASK, event.run, ""), record_key(SHEET, share.play.dataset, "")
+        tasks, sheets = record_key(TASK, run, ""), record_key(SHEET, share.play.dataset, "")
         records, seen = turn.records, 0
-        names = [row.key.encode() for row in event.rows]
-        records.prefetch([sheets + name for name in names])
-        for row, key in zip(event.rows, names, strict=True):
+        names = [row.key.encode() for row in rows]
+        records.prefetch([tasks + name for name in names] + [sheets + name for name in names])
+        for row, key in zip(rows, names, strict=True):
             name = tasks + key
             task = records.get(name, Task)
             if task is not None:
                 if row.position != task.row.position and row.position not in task.duplicates:
                     task.duplicates = (*task.duplicates, row.position)
                     records.put(name, task)
-                    turn.count(event.run, "seen")
-                    turn.count(event.run, "duplicate")
+                    turn.count(run, "seen")
+                    turn.count(run, "duplicate")
                 continue
             seen += 1
             task = Task(row, {})
             sheet = records.get(sheets + key, SheetRow)
             if share.cancelled:
                 task.status = RowStatus.SKIPPED
-                turn.count(event.run, "skipped")
+                turn.count(run, "skipped")
             elif sheet is not None and self._stands(share, sheet, row):
                 task.status, task.reused = sheet.status, True
-                turn.count(event.run, "reused")
+                turn.count(run, "reused")
             else:
-                self._advance(turn, event.run, share, task)
+                admission.opened(share, task)
+                self._advance(turn, run, share, task)
             records.put(name, task)
         if seen:
-            turn.count(event.run, "seen", seen)
+            turn.count(run, "seen", seen)
 
     def _stands(self, share: RunShare, sheet: SheetRow, row: AddedRow) -> bool:
         """An earlier run's result is this run's too: same play revision, same input, not forced (M2)."""
@@ -324,6 +329,8 @@ class RowsEngine:
             if task.status is _UNKNOWN:
                 # Until here it counted as unknown, however many columns it still had to compute: progress never falls (O3).
                 turn.count(run, "unknown", -1)
+            elif task.status is _OPEN:
+                admission.settled(share, task.row)
             task.status = status
             turn.count(run, _STATUS_NAMES[status])
         if status is _FAILED and len(share.samples) < SAMPLES_MAX:
@@ -365,4 +372,5 @@ class RowsEngine:
             if task.status is _OPEN:
                 task.status = RowStatus.SKIPPED
                 turn.count(run, "skipped")
+                admission.settled(share, task.row)
             turn.records.put(name, task)

@@ -15,7 +15,7 @@ from streams.engine.cells import Program, programs
 from streams.engine.port import Context, Outbox, Records, Wake
 
 #: Counters are published at most this often while rows are open.
-COUNTERS_EVERY_MS = 100
+COUNTERS_EVERY_MS = 250
 _MARK_NAMES = {mark: mark.value for mark in Mark}
 
 

@@ -29,6 +29,8 @@ from tests.support.system import System, people, play
 from tests.support.wait import wait_until
 
 LATENCY_MS = 20
+#: A lone row comes when nothing else goes on: not even what follows the end of the run before it.
+QUIET_SECONDS = 0.4
 
 
 def tell(figure: str, value: float, unit: str) -> None:
@@ -111,6 +113,7 @@ async def lone_row(bootstrap: str, samples: int) -> None:
                     rows.append((time.perf_counter() - start) * 1000 - LATENCY_MS)
                     await ended(client, run)
                     ends.append((time.perf_counter() - start) * 1000 - LATENCY_MS)
+                    await asyncio.sleep(QUIET_SECONDS)
         finally:
             await reader.stop()
         rows.sort()
