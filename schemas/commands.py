@@ -40,10 +40,14 @@ class AnswersDue(Event, frozen=True):
 
 
 class WaitsDue(Event, frozen=True):
-    """The wait of those that met a receipt's live call at this moment (Unix ms) is over."""
+    """The wait of those that met a receipt's live call at this moment (Unix ms) is over.
+
+    ``receipt_wait_ms`` tells those whose column has a wait of its own from the others that came with them.
+    """
 
     receipt: str
     met_ms: int
+    receipt_wait_ms: int | None = None
 
 
 class RunRequested(Event, frozen=True):

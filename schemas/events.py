@@ -11,6 +11,13 @@ from typing import Annotated, Final
 
 import msgspec
 
+from schemas.outcomes import Ambiguous as Ambiguous
+from schemas.outcomes import Failed as Failed
+from schemas.outcomes import Fault as Fault
+from schemas.outcomes import Outcome as Outcome
+from schemas.outcomes import Retry as Retry
+from schemas.outcomes import Value as Value
+
 
 class Repeat(enum.StrEnum):
     """How a tool may be called again after an ambiguous end (U1)."""
@@ -30,15 +37,6 @@ class Mode(enum.IntEnum):
 
 class Event(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Base of all internal events: on the wire an array whose first element is the type's name."""
-
-
-class Fault(msgspec.Struct, array_like=True, frozen=True):
-    """Why a call, a cell or a run did not succeed, in words for people and one code for programs."""
-
-    code: str
-    message: str
-    #: A repairable failure is asked for again by the next run; a terminal one is final (R5).
-    repairable: bool = False
 
 
 # --- row-work and row-control: runs -> rows -----------------------------------------------------------------
@@ -70,6 +68,10 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     bucket: str | None = None
     #: Requests that the tool's provider takes at a time; 0: not known.
     calls: int = 0
+    #: A miss has no owner: each cell's call has a receipt of its own, and the first value is kept for later requests (Y2).
+    completed_cache: bool = False
+    #: How long its requests follow another run's call; ``None``: as long as its tool, else the worker's setting says (R4).
+    receipt_wait_ms: int | None = None
 
 
 class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
@@ -154,6 +156,10 @@ class ToolRequested(Event, frozen=True):
     bucket: str = ""
     #: It follows from an answer on the same lane, so that others like it come at the same moment (B1).
     continues: bool = False
+    #: The receipt that keeps the first value for later requests, where this one asks under a receipt of its own (Y2).
+    kept_under: str = ""
+    #: Its column's own wait for a call of another run (R4).
+    receipt_wait_ms: int | None = None
 
 
 class CallWithdrawn(Event, frozen=True):
@@ -251,39 +257,6 @@ class LeasesRenewed(Event, frozen=True):
 
 
 # --- receipt-completions ------------------------------------------------------------------------------------
-
-
-class Value(msgspec.Struct, array_like=True, frozen=True, tag="value"):
-    """The provider answered; ``output`` is exact JSON, ``null`` meaning *no result* (B10)."""
-
-    output: bytes
-
-
-class Failed(msgspec.Struct, array_like=True, frozen=True, tag="failed"):
-    """The provider refused and has not billed."""
-
-    fault: Fault
-
-
-class Retry(msgspec.Struct, array_like=True, frozen=True, tag="retry"):
-    """Not billed, and worth another attempt at ``not_before_ms`` (Unix time)."""
-
-    fault: Fault
-    not_before_ms: int
-
-
-class Ambiguous(msgspec.Struct, array_like=True, frozen=True, tag="ambiguous"):
-    """The call may have been made and billed, and its answer is lost.
-
-    ``used_up`` says that the tool's budget of repeats is spent, so that the receipt becomes unknown whatever its tool allows.
-    """
-
-    fault: Fault
-    not_before_ms: int = 0
-    used_up: bool = False
-
-
-Outcome = Value | Failed | Retry | Ambiguous
 
 
 class AttemptEnded(Event, frozen=True):

@@ -70,6 +70,8 @@ class Column(_Model):
     getter: Annotated[Getter, BeforeValidator(_named)] | None = None
     #: For this column, instead of what its tool says: results are reused for so long; 0: never (K4).
     stale_after_seconds: int | None = Field(default=None, ge=0)
+    #: For this column, before what its tool and the worker's setting say: how long its requests follow another run's call (R4).
+    receipt_wait_ms: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _asks_one_thing(self) -> Self:
@@ -94,6 +96,8 @@ class Column(_Model):
             unused.append("getter")
         if self.stale_after_seconds is None:
             unused.append("stale_after_seconds")
+        if self.receipt_wait_ms is None:
+            unused.append("receipt_wait_ms")
         return {name: value for name, value in handler(self).items() if name not in unused}
 
     @property

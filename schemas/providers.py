@@ -131,6 +131,9 @@ class _Terms(Definition):
     repeat: Repeat = Repeat.NEVER
     price: Price = Price()
     timeout_seconds: float = Field(default=60.0, gt=0)
+    #: *Leased*: equal requests share one call, and wait for it (Y1). *Completed-cache*: every request that finds no value calls
+    #: under an identity of its own, nobody waits for anybody, and the first value is kept for later ones (Y2).
+    receipts: Literal["leased", "completed-cache"] = "leased"
     #: How long a request waits for the same call of another run before its own cell fails (R4); absent: the worker's setting.
     max_wait_ms: int | None = Field(default=None, ge=1)
     #: Whether equal asks of different plays share one receipt (K1).
@@ -148,6 +151,19 @@ class _Terms(Definition):
             raise ValueError('requires_execution_fence forbids repeat = "freely": say "never", or "with-key"')
         if not self.cacheable and self.stale_after_seconds:
             raise ValueError("cacheable = false reuses nothing, so stale_after_seconds has no meaning; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _cache_has_a_meaning(self) -> Self:
+        if self.receipts == "leased":
+            return self
+        policy = 'receipts = "completed-cache"'
+        if not self.cacheable or self.stale_after_seconds == 0:
+            raise ValueError(f"{policy} keeps the first value for later requests, but this tool reuses nothing; leave receipts out")
+        if self.max_wait_ms is not None:
+            raise ValueError(f"{policy}: no request waits for another's call, so max_wait_ms has no meaning; leave one of them out")
+        if self.requires_execution_fence:
+            raise ValueError(f'{policy} calls again for every request without a value: requires_execution_fence needs "leased"')
         return self
 
 

@@ -103,6 +103,8 @@ class Receipt(Record):
     input: bytes | None = None
     #: Only receipts with the same text here may share a call (B4).
     bucket: str = ""
+    #: The receipt that keeps the first value, where this one is one call's own (Y2).
+    kept_under: str = ""
 
 
 class Ask(Record):
@@ -116,7 +118,7 @@ class OpenReceipt(Record):
 
 
 class Followers(Record):
-    """Calls that met a live call of another run in one turn, under the receipt and that turn's moment (R4)."""
+    """Calls that met a live call of another run in one turn, under the receipt, that turn's moment, and their own wait (R4)."""
 
     tool: str
     calls: list[str]

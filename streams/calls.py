@@ -81,6 +81,8 @@ class Flight:
     job: str | None = None
     #: It has its slot in the lane.
     counted: bool = False
+    #: When the last heartbeat that counts was sent (see ``renewals``).
+    renewed_at: float = float("-inf")
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
 
     @property
@@ -100,7 +102,7 @@ class Calls:
         settlement: Settlement,
         *,
         slot: Callable[[Flight], Awaitable[bool]],
-        may_send: Callable[[Flight], bool],
+        may_send: Callable[[Flight], Awaitable[bool]],
         on_answer: Callable[[Flight, CallReport], None],
         on_end: Callable[[Flight, float | None], None],
         fail: Callable[[PaidonceError], None],
@@ -177,11 +179,11 @@ class Calls:
         """A call of this process under this lease has not yet told its end."""
         return lease in self._tasks
 
-    def leases(self) -> dict[int, list[str]]:
-        """Leases of calls in flight, by partition."""
-        found: dict[int, list[str]] = {}
-        for lease, (flight, _) in self._tasks.items():
-            found.setdefault(flight.partition, []).append(lease)
+    def in_flight(self) -> dict[int, list[Flight]]:
+        """Calls in flight, by partition."""
+        found: dict[int, list[Flight]] = {}
+        for flight, _ in self._tasks.values():
+            found.setdefault(flight.partition, []).append(flight)
         return found
 
     async def drain(self, grace_seconds: float) -> None:
@@ -238,7 +240,7 @@ class Calls:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), wait)
         # The last look at the clock comes right before the bytes leave (dispatcher's rule 2).
-        if self._ending.is_set() or not self._may_send(flight):
+        if self._ending.is_set() or not await self._may_send(flight):
             return None
         self.made += flight.job is None
         self._checkpoint("dispatcher:calling")

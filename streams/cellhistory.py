@@ -107,15 +107,15 @@ async def _requests(log: PublicLog, partition: int, cell: History, calls: set[st
     others: dict[str, int] = {}
     async for at_ms, event in _events(log, "tool-requests", partition):
         if isinstance(event, ToolRequested) and event.call in calls:
-            if event.receipt not in cell.receipts:
-                cell.receipts.append(event.receipt)
+            cell.receipts += [name for name in (event.receipt, event.kept_under) if name and name not in cell.receipts]
             cell.input = parse_json(event.input)
             force = f", {event.mode.name.lower()}" if event.refresh is not None else ""
             cell.steps.append(Step(at_ms, "asked", f"{event.tool}, may be repeated: {event.repeat.value}{force}", event.receipt))
         elif isinstance(event, CallWithdrawn) and event.call in calls:
             cell.steps.append(Step(at_ms, "withdrawn", "the cell no longer waits", event.receipt))
         elif isinstance(event, ToolRequested):
-            others[event.receipt] = others.get(event.receipt, 0) + 1
+            shared = event.kept_under or event.receipt
+            others[shared] = others.get(shared, 0) + 1
     cell.shared_with = sum(others.get(receipt, 0) for receipt in cell.receipts)
 
 

@@ -38,6 +38,7 @@ from streams.leases import LeaseWatch, steady_clock
 from streams.outbox import EventPublisher
 from streams.ownership import OwnedPartition
 from streams.reconciler import Reconciler
+from streams.renewals import Renewals
 from streams.salvage import SalvageFile
 from streams.settings import Settings
 from streams.settlement import Settlement
@@ -48,8 +49,6 @@ from streams.worker import Companion
 
 log = logging.getLogger(__name__)
 
-#: With less of the lease left than this, a call is not started.
-START_MARGIN_SECONDS = 0.1
 PROBED_TOPICS = ("receipt-claims", "lease-heartbeats", "receipt-completions")
 
 
@@ -74,6 +73,7 @@ class Dispatcher(Companion):
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
+        self._renewals = Renewals(settings.lease_seconds, self.settlement, clock)
         self._fail, self._checkpoint, self._clock = fail, checkpoint, clock
         self._partitions: dict[int, OwnedPartition] = {}
         self._beat: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class Dispatcher(Companion):
             caller,
             self.settlement,
             slot=self._slot,
-            may_send=self._may_send,
+            may_send=self._ready,
             on_answer=self._answered,
             on_end=self._ended,
             fail=fail,
@@ -131,6 +131,7 @@ class Dispatcher(Companion):
     async def stop(self) -> None:
         """No new claims; wait for calls in flight up to the grace time; give back what was not sent."""
         self._stopping = True
+        self.settlement.clean_up.begins()
         for number, partition in self._partitions.items():
             self._freeze(number, partition)
         await self.calls.drain(self.settings.grace_seconds)
@@ -268,7 +269,7 @@ class Dispatcher(Companion):
             )
             return
         self._checkpoint("dispatcher:granted")
-        if effect.lost or not self._may_send(flight):
+        if effect.lost or not self._may_start(flight):
             granted = frozenset(effect.granted)
             kept = tuple(member for member in flight.members if member.receipt in granted)
             if kept:
@@ -295,19 +296,24 @@ class Dispatcher(Companion):
         flight.send_at = lane.send_at(flight.send_at, self._clock())
         return True
 
-    def _may_send(self, flight: Flight) -> bool:
-        """Enough of the lease is left to start the call, and the provider has not asked everybody to wait meanwhile (P3).
+    async def _ready(self, flight: Flight) -> bool:
+        """The call may be made, and enough of its lease is left, by a renewal where it must be (L5); asked as the bytes leave."""
+        enough = self.settlement.breaker.is_open or await self._renewals.ensure(flight)
+        # Looked at last: while a renewal was waited for, the broker may have gone, or the worker begun to stop.
+        return enough and not self._stopping and self._may_start(flight)
+
+    def _may_start(self, flight: Flight) -> bool:
+        """The lease runs, and neither the breaker is open nor has the provider asked everybody to wait meanwhile (P3).
 
         What it does not let through is given back, so a prevented call is counted once (S6).
         """
         if self.settlement.breaker.is_open:
             self.settlement.breaker.prevented += 1
             return False
-        now = self._clock()
         owned = self._partitions.get(flight.partition)
         lane = None if owned is None else owned.lanes.get(flight.lane)
-        paused = lane is not None and now < lane.gate
-        return not paused and now - flight.claimed_at < self.settings.lease_seconds - START_MARGIN_SECONDS
+        paused = lane is not None and self._clock() < lane.gate
+        return not paused and self._renewals.left(flight) > 0
 
     def _answered(self, flight: Flight, report: CallReport) -> None:
         """The provider's answer is here: note how long it took. The slot is held until the outcome is published (P5)."""
@@ -341,8 +347,8 @@ class Dispatcher(Companion):
             self.reconciler.say()
             if self._clock() >= beat_at - tick / 2:
                 beat_at = self._clock() + every
-                for partition, leases in self.calls.leases().items():
-                    self._watch(self.settlement.beat(partition, leases))
+                for partition, flights in self.calls.in_flight().items():
+                    self._watch(self._renewals.beat(partition, flights))
             for partition, owned in self._partitions.items():
                 if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
                     owned.probe, owned.probes_seen = uuid.uuid4().hex, 0

@@ -128,6 +128,7 @@ def as_json(receipt: str, found: Detail) -> dict[str, Any]:
         "repeat": None if record.repeat is None else record.repeat.value,
         "input": None if asked is None else parse_json(asked),
         "first_run": record.run,
+        "kept_under": record.kept_under or None,
         "changed_ms": found.changed_ms,
         "unknown_since_ms": None if found.unknown is None else found.unknown.since_ms,
         "attempts": [_attempt(n, attempt, record, found) for n, attempt in sorted(record.attempts.items())],

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas.events import AttemptEnded, Event, LeasesRenewed, Value
+from streams.cleanup import CleanUp
 from streams.errors import Unreachable
 from streams.journal import AnswerJournal
 from streams.outbox import EventPublisher
@@ -79,6 +80,7 @@ class Settlement:
     salvage: SalvageFile
     clock: Callable[[], float]
     breaker: Breaker = field(init=False)
+    clean_up: CleanUp = field(default_factory=CleanUp)
     #: In the order of their answers.
     _unpublished: dict[_Unpublished, None] = field(default_factory=dict)
     #: A ladder has come to its end: those that begin later are cut short (S3).
@@ -129,13 +131,19 @@ class Settlement:
         if journalled:
             self.journal.published()
 
-    async def beat(self, partition: int, leases: Sequence[str]) -> None:
-        """Renew leases; what cannot be published is logged, and the next beat is the retry (L5): an old one would help nobody."""
-        beat = self.publisher.enqueue("lease-heartbeats", partition, [LeasesRenewed(tuple(leases))])
-        error = await _acknowledged({beat}, self.settings.broker_seconds, f"lease-heartbeats/{partition}")
-        if error is not None:
-            log.warning("%d leases could not be renewed: %s", len(leases), error)
-            await self.publisher.renew()
+    async def beat(self, partition: int, leases: Sequence[str], seconds: float | None = None) -> bool:
+        """Renew leases; whether that was acknowledged in time (``broker_seconds`` where nothing is said).
+
+        What cannot be published is logged, and the next beat is the retry (L5): an old one would help nobody.
+        """
+        beats = {self.publisher.enqueue("lease-heartbeats", partition, [LeasesRenewed(tuple(leases))])}
+        error = await _acknowledged(beats, seconds or self.settings.broker_seconds, f"lease-heartbeats/{partition}")
+        if error is None:
+            return True
+        self._forget(beats)
+        log.warning("%d leases could not be renewed: %s", len(leases), error)
+        await self.publisher.renew()
+        return False
 
     async def say(self, topic: str, partition: int, events: Sequence[Event]) -> None:
         """Publish claims, releases and marks; they are repeated only where the publisher said that it failed, and in order.
@@ -143,6 +151,11 @@ class Settlement:
         A release that overtook its claim would leave a lease that nobody gives back. Raises ``Unreachable`` once the ladder has
         come to its end.
         """
+        self.clean_up.giving(events)
+        await self._say(topic, partition, events)
+        self.clean_up.gave(events)
+
+    async def _say(self, topic: str, partition: int, events: Sequence[Event]) -> None:
         repeating = self._repeating.get((topic, partition))
         if repeating is None or not repeating.locked():
             error = await _acknowledged(
@@ -181,6 +194,7 @@ class Settlement:
                 self.salvage.path,
                 self.breaker.prevented,
             )
+        self.clean_up.tell([kept.events for kept in self._unpublished], self.settings.lease_seconds)
         for copy in self._copies:
             copy.cancel()
         await self.publisher.stop()

@@ -23,20 +23,13 @@ IDS: Final = ROOT / "docs" / "ids.md"
 COVERAGE: Final = ROOT / "docs" / "coverage.md"
 
 #: Ids that no test proves yet, and why.
-OPEN: Final[dict[str, str]] = {
-    "S8": "no run ends over it here: its rows stay open and go on once the broker is back (docs/decisions.md)",
-    "Y2": (
-        "not built: a call needs a receipt of its own, as always-fresh calls get one, and its first value must go into the shared "
-        "one; until then max_wait_ms bounds what waiting costs"
-    ),
-}
+OPEN: Final[dict[str, str]] = {}
 
 #: Ids that tests prove in part: what is missing.
 PARTIAL: Final[dict[str, str]] = {
-    "R4": "a column has no wait of its own; a tool has",
     "P1": "the runs that ask are sent; a child's parent is not, for plays do not yet run children",
     "P2": "repeats are bounded for each receipt, not yet by a budget for each run",
-    "L5": "a lease with too little left is given back and claimed anew; it is not renewed first",
+    "S8": "no run ends over it here, so rows stay open instead of being marked; the clean-up is the release of leases",
     "K7": "child runs are named, but plays do not yet run children",
 }
 

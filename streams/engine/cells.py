@@ -36,7 +36,8 @@ class Program:
     def receipt(self, text: bytes, run: str, row: str) -> str:
         """The receipt that a row's cell asks for, by its canonical input."""
         key = self.address(text)
-        return address.fresh_receipt_key(key, call_of(run, row, self.column.name, 0)) if self.column.fresh else key
+        own = self.column.fresh or self.column.completed_cache
+        return address.fresh_receipt_key(key, call_of(run, row, self.column.name, 0)) if own else key
 
 
 def programs(org: str, play: CompiledPlay) -> tuple[Program, ...]:
@@ -55,6 +56,11 @@ def _program(org: str, column: CompiledColumn) -> Program:
         window=column.window,
     )
     return Program(column, renderer(column.template), addresser.key)
+
+
+def kept_under(org: str, column: CompiledColumn, text: bytes) -> str:
+    """The receipt that keeps the first value of this input for later requests, ``""`` where a column shares its calls (Y2)."""
+    return _program(org, column).address(text) if column.completed_cache else ""
 
 
 def moved(org: str, column: CompiledColumn, scope: str) -> Program:

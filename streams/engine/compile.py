@@ -103,11 +103,20 @@ def compile_play(
             faults.append(f"{place}.{column.input_field}{error.path[1:]}: {error.reason}")
             continue
         provider, tool = found
+        if column.receipt_wait_ms is not None and tool.receipts == "completed-cache":
+            faults.append(
+                f'{place}.receipt_wait_ms: {column.tool_name} has receipts = "completed-cache" in the providers file, so no '
+                "request waits for another's call; leave it out"
+            )
+            continue
         extract = extraction_of(column)
         bound = _bound(play, column.name, column.needs, extract, template, column.tool_name, provider, tool, org)
         window, fresh = reuse_of(column, tool, now_seconds)
         if window is not None or fresh:
             bound = msgspec.structs.replace(bound, window=window, fresh=fresh)
+        cached = tool.receipts == "completed-cache" and not fresh
+        if cached or column.receipt_wait_ms is not None:
+            bound = msgspec.structs.replace(bound, completed_cache=cached, receipt_wait_ms=column.receipt_wait_ms)
         if column.fetch is not None:
             bound = msgspec.structs.replace(bound, scope=fetch_scope(column.fetch, providers.fetch))
         columns.append(bound)

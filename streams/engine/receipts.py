@@ -48,7 +48,7 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import protocol, stock, sweep, unknowns, waits
+from streams.engine import completedcache, protocol, stock, sweep, unknowns, waits
 from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
@@ -138,6 +138,8 @@ class ReceiptsEngine:
                 turn.sweeps.append(event)
 
     def _request(self, turn: ReceiptsTurn, event: ToolRequested) -> None:
+        if event.kept_under:
+            event = completedcache.placed(turn, event)
         receipt = turn.receipt(event.receipt)
         if event.call in receipt.waiters:
             return
@@ -147,6 +149,7 @@ class ReceiptsEngine:
             return
         if receipt.repeat is None:
             receipt.tool, receipt.run, receipt.bucket = event.tool, event.run, event.bucket
+            receipt.kept_under = event.kept_under
             if len(event.input) <= INLINE_BYTES_MAX:
                 receipt.input = event.input
             else:
@@ -158,7 +161,7 @@ class ReceiptsEngine:
             stands = protocol.standing(receipt)
             waiter.late = protocol.told(receipt, waiter, stands)[0] is not _WAITS
             if waits.follows(receipt, waiter, stands):
-                self._waits.note(turn.records, turn.outbox, event.receipt, event.tool, event.call, turn.context.now_ms)
+                self._waits.note(turn.records, turn.outbox, event, turn.context.now_ms)
         if inline:
             receipt.waiters[event.call] = waiter
         else:
@@ -220,6 +223,8 @@ class ReceiptsEngine:
         if receipt.current != (epoch, n):
             # Paid for, but another attempt's value came first: it stays with its attempt, and is reported (S5).
             turn.outbox.effects.append(KeptAside(key, n, receipt.tool, output))
+        if receipt.kept_under:
+            completedcache.keep(turn, key, receipt, n, epoch, digest, output)
 
     def _resolve(self, turn: ReceiptsTurn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)

@@ -46,7 +46,7 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import admission, unknowncells
-from streams.engine.cells import Program, bucket_of, call_of, cell_of, lane_partition, moved, standing_of, tasks_of
+from streams.engine.cells import Program, bucket_of, call_of, cell_of, kept_under, lane_partition, moved, standing_of, tasks_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
@@ -244,6 +244,8 @@ class RowsEngine:
             refresh,
             "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
             column.lane == turn.answered_lane,
+            kept_under=kept_under(share.org, column, text),
+            receipt_wait_ms=column.receipt_wait_ms,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
@@ -266,7 +268,8 @@ class RowsEngine:
             turn.called(run, mark)
             cell.status = _CACHED if mark is _CACHE else _CELL_COMPLETED
             cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
-            cell.mark, cell.fault = mark, None
+            # Of a call that has a receipt of its own it may be another's value (Y2).
+            cell.mark, cell.fault, cell.receipt = mark, None, event.receipt
             if mark is not _CACHE:
                 turn.answered_lane = share.play.columns[task.column].lane
             task.column += 1
@@ -310,9 +313,10 @@ class RowsEngine:
             return False
         task.refreshed = 1
         text = canonical(program.render(self._values(task)))
-        receipt = moved(share.org, program.column, scope).receipt(text, run, task.row.key)
+        there = moved(share.org, program.column, scope)
+        receipt = there.receipt(text, run, task.row.key)
         task.cells[program.column.name].receipt = receipt
-        self._ask(turn, run, share, task, program.column, receipt, text)
+        self._ask(turn, run, share, task, there.column, receipt, text)
         return True
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:

@@ -197,7 +197,13 @@ def drop(records: Records, key: str, receipt: Receipt) -> None:
     stub = Attempt(lease=FORGOTTEN, epoch=last.epoch, op=last.op, released=True)
     records.put(
         record_key(RECEIPT, key),
-        Receipt(refreshes=receipt.refreshes, attempts={n: stub} if n else {}, lane=receipt.lane, tool=receipt.tool),
+        Receipt(
+            refreshes=receipt.refreshes,
+            attempts={n: stub} if n else {},
+            lane=receipt.lane,
+            tool=receipt.tool,
+            kept_under=receipt.kept_under,
+        ),
     )
 
 

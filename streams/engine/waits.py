@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas.commands import WaitsDue
-from schemas.events import Answer, CallsAnswered, CallWithdrawn, Fault, Mark
+from schemas.events import Answer, CallsAnswered, CallWithdrawn, Fault, Mark, ToolRequested
 from schemas.states import FOLLOWERS, WAITER, Flag, Followers, Receipt, Waiter, record_key
 from streams.engine.dispositions import Disposition, disposition
 from streams.engine.port import Context, Outbox, Records, Wake
@@ -26,29 +26,45 @@ _STANDS_IN_THE_WAY = (Disposition.RUNNING, Disposition.BLOCKED_ACTIVE_LEASE)
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long followers wait, in milliseconds: for all tools, and for those that say so themselves."""
+    """How long followers wait, in milliseconds: for all tools, and for those that say so themselves.
+
+    What a request brings from its column goes before both.
+    """
 
     default_ms: int = WAIT_MS
     by_tool: Mapping[str, int] = field(default_factory=dict)
 
-    def note(self, records: Records, outbox: Outbox, receipt: str, tool: str, call: str, now_ms: int) -> None:
+    def note(self, records: Records, outbox: Outbox, request: ToolRequested, now_ms: int) -> None:
         """Write down that a call follows since this turn, and have it looked at when its wait is over."""
-        key = record_key(FOLLOWERS, receipt, str(now_ms))
+        due = WaitsDue(request.receipt, now_ms, request.receipt_wait_ms)
+        key = _name(due)
         followers = records.get(key, Followers)
         if followers is None:
-            followers = Followers(tool, [])
-            self._wake(outbox, receipt, tool, now_ms)
-        followers.calls.append(call)
+            followers = Followers(request.tool, [])
+            self._wake(outbox, request.tool, due)
+        followers.calls.append(request.call)
         records.put(key, followers)
 
     def resume(self, records: Records, outbox: Outbox) -> None:
         """A new owner: its timers are those of the one before."""
         for key, followers in records.scan(FOLLOWERS, Followers):
-            receipt, _, met_ms = key[1:].decode().rpartition("\x00")
-            self._wake(outbox, receipt, followers.tool, int(met_ms))
+            self._wake(outbox, followers.tool, _named(key))
 
-    def _wake(self, outbox: Outbox, receipt: str, tool: str, met_ms: int) -> None:
-        outbox.effects.append(Wake(met_ms + self.by_tool.get(tool, self.default_ms), WaitsDue(receipt, met_ms)))
+    def _wake(self, outbox: Outbox, tool: str, due: WaitsDue) -> None:
+        own = due.receipt_wait_ms
+        outbox.effects.append(Wake(due.met_ms + (self.by_tool.get(tool, self.default_ms) if own is None else own), due))
+
+
+def _name(due: WaitsDue) -> bytes:
+    """Key of the followers that one timer is for; a wait of their own stands in it, since it came with their requests."""
+    own = "" if due.receipt_wait_ms is None else f"+{due.receipt_wait_ms}"
+    return record_key(FOLLOWERS, due.receipt, f"{due.met_ms}{own}")
+
+
+def _named(key: bytes) -> WaitsDue:
+    receipt, _, moment = key[1:].decode().rpartition("\x00")
+    met_ms, _, own = moment.partition("+")
+    return WaitsDue(receipt, int(met_ms), int(own) if own else None)
 
 
 def follows(receipt: Receipt, waiter: Waiter, stands: Standing) -> bool:
@@ -68,7 +84,7 @@ def end(records: Records, outbox: Outbox, context: Context, due: WaitsDue, recei
 
     The caller writes the receipt's record, in which waiters change.
     """
-    key = record_key(FOLLOWERS, due.receipt, str(due.met_ms))
+    key = _name(due)
     followers = records.get(key, Followers)
     if followers is None:
         return

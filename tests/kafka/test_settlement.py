@@ -176,9 +176,10 @@ async def test_S6_no_call_is_made_while_the_broker_is_away_and_the_same_process_
 # --- away for good ------------------------------------------------------------------------------------------------
 
 
-async def test_S5_a_worker_that_ends_without_its_broker_leaves_its_answers_readable_and_the_next_one_publishes_them(
+async def test_S5_S8_a_worker_that_ends_without_its_broker_leaves_its_answers_readable_and_the_next_one_publishes_them(
     own_broker: ProxiedBroker, tmp_path: Path
 ) -> None:
+    """S7: the run does not end over it, its rows stay open, nothing is called again; the last lines say how it was left."""
     async with calls_under_way(own_broker, tmp_path / "system", broker_seconds=8, grace_seconds=2) as away:
         away.proxy.cut()
         away.provider.let_go()
@@ -190,9 +191,15 @@ async def test_S5_a_worker_that_ends_without_its_broker_leaves_its_answers_reada
         assert [(line["why"], line["tool"], line["attempt"]) for line in lines] == [("unpublished", "slow.phone", 1)] * UNDER_WAY
         assert sorted(line["output"]["answer"] for line in lines) == list(range(UNDER_WAY))
         assert f"{UNDER_WAY} paid answers could not be published" in away.worker.text()
+        assert "clean-up failed: " in away.worker.text()
+        assert f"{UNDER_WAY} calls have ended without the log knowing" in away.worker.text()
+        assert [event.type for event in await away.system.ledger(away.client, away.run)] == ["run.started"]
         away.proxy.heal()
-        away.system.worker("w1", broker=away.proxy.address)
+        again = away.system.worker("w1", broker=away.proxy.address)
         await every_call_was_made_once(away)
+        again.terminate()
+        assert await asyncio.to_thread(again.wait, 40) == 0, again.text()
+        assert "clean-up done: " in again.text()
         assert f"published {UNDER_WAY} answers that the process before this one had read" in away.worker.text()
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert sorted(line["receipt"] for line in lines if line["why"] == "published") == sorted(

@@ -1,7 +1,8 @@
-"""Who follows a call of another run waits for a bounded time, with real parts: the timer of a worker, and what its run says."""
+"""Who follows a call of another run waits for a bounded time, or for nobody, with real parts: timers of a worker, ends of runs."""
 
 from __future__ import annotations
 
+from schemas.plays import Play
 from streams.client import Client
 from tests.support.scripted_http import ScriptedProvider
 from tests.support.system import System, people, play
@@ -38,3 +39,42 @@ async def test_R4_a_run_whose_wait_is_over_fails_its_row_and_the_call_goes_on_fo
     assert (paid.type, found.type) == ("run.completed", "run.completed")
     assert [line.row.cells["check"].mark for line in lines if line.row is not None] == ["cache"]
     assert len(provider.requests) == 1
+
+
+PROVIDERS = """
+[providers.quick]
+base_url = "{url}"
+pace = {{ concurrency = 4 }}
+
+[providers.quick.tools.look]
+path = "/look"
+receipts = "completed-cache"
+"""
+
+
+async def test_Y2_every_run_that_finds_no_value_calls_for_itself_and_the_first_value_is_there_for_the_next(system: System) -> None:
+    columns = [{"name": "c", "tool": "quick.look", "input": {"id": "{{ row.id }}"}, "extract": "answer"}]
+    plays = [Play.model_validate({"name": name, "key": ["id"], "columns": columns}) for name in ("one", "two", "three")]
+    with ScriptedProvider() as provider:
+        provider.answer = lambda asked: (200, b'{"answer":%d}' % asked.number)
+        provider.hold()
+        system.providers.write_text(PROVIDERS.format(url=provider.url))
+        system.worker("w1")
+        async with Client(system.settings) as client:
+            runs = [await client.submit(play, [{"id": "x"}]) for play in plays[:2]]
+
+            async def both_call() -> bool:
+                return len(provider.requests) == 2
+
+            await until("both runs call, and neither waits for the other", both_call)
+            provider.let_go()
+            ends = [(await system.finish(client, run))[0].type for run in runs]
+            runs.append(await client.submit(plays[2], [{"id": "x"}]))
+            ends.append((await system.finish(client, runs[2]))[0].type)
+            cells = [line.row.cells["c"] for run in runs async for line in client.rows(run) if line.row is not None]
+    assert ends == ["run.completed"] * 3
+    assert len({asked.key for asked in provider.requests}) == len(provider.requests) == 2
+    assert [cell.mark for cell in cells] == ["live", "live", "cache"]
+    assert sorted(cell.value for cell in cells[:2]) == [0, 1]
+    assert cells[2].value in (0, 1)
+    assert len({cell.receipt for cell in cells}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from schemas.commands import LeaseJudgedExpired
 from schemas.events import (
     AttemptEnded,
+    BatchClaimed,
     Event,
     LeaseExpired,
     LeaseReleased,
@@ -16,28 +18,139 @@ from schemas.events import (
     Probed,
     Value,
 )
-from streams.dispatcher import PROBED_TOPICS, START_MARGIN_SECONDS
-from tests.support.dispatch import World, foreign_lease, member, story, told, world
+from streams.dispatcher import PROBED_TOPICS
+from streams.errors import Unreachable
+from streams.renewals import START_MARGIN_SECONDS
+from tests.support.dispatch import LANE, World, foreign_lease, member, story, told, world
 from tests.support.scripted_caller import Hangs
 from tests.support.virtual_time import play
 
 
-@pytest.mark.parametrize(("margin", "called"), [(START_MARGIN_SECONDS + 0.01, True), (START_MARGIN_SECONDS - 0.01, False)])
-def test_L3_L5_a_grant_that_comes_when_the_lease_is_over_or_nearly_is_given_back(
-    tmp_path: Path, margin: float, called: bool
+@pytest.mark.parametrize(
+    ("left", "called", "renewals"),
+    [(START_MARGIN_SECONDS + 0.01, True, 0), (START_MARGIN_SECONDS - 0.01, True, 1), (-0.01, False, 0)],
+    ids=["enough", "too little", "none"],
+)
+def test_L3_L5_a_lease_with_too_little_left_is_renewed_before_the_call_and_one_that_is_over_is_given_back(
+    tmp_path: Path, left: float, called: bool, renewals: int
 ) -> None:
     """Rule 2 of the dispatcher: the lease runs from the clock that was read before the claim was published."""
 
     async def late() -> None:
         async with world(tmp_path) as it:
             await it.asks("a")
-            it.freezes(it.settings.lease_seconds - margin)
+            beats: list[list[str]] = []
+            it.log.before = lambda topic, _: beats.append(it.caller.asked) if topic == "lease-heartbeats" else None
+            it.freezes(it.settings.lease_seconds - left)
             await it.turn()
             assert (it.caller.asked, it.released) == ((["a"], []) if called else ([], ["a"]))
+            assert beats[:renewals] == [[]] * renewals, "it is renewed first"
+            assert len(beats) == renewals
             await it.turns(1.0)
             assert it.caller.asked == ["a"]
 
     play(late())
+
+
+@story()
+async def test_L5_a_renewal_that_is_not_acknowledged_in_time_is_none_and_the_lease_is_given_back(it: World) -> None:
+    await it.asks("a")
+    it.log.acknowledges.clear()
+    it.freezes(it.settings.lease_seconds - 0.05)
+    await it.turn()
+    assert (it.caller.asked, it.released) == ([], [])
+    await it.passes(0.06)
+    assert (it.caller.asked, it.released) == ([], ["a"])
+    it.log.acknowledges.set()
+    await it.turns(1.0)
+    assert it.caller.asked == ["a"]
+
+
+@story()
+async def test_L5_T10_an_acknowledgement_that_is_read_when_the_lease_was_over_counts_for_nothing(it: World) -> None:
+    """The process stands still between the two: an owner elsewhere may have judged by then, and another may be calling."""
+    await it.asks("a")
+    it.log.acknowledges.clear()
+    it.freezes(it.settings.lease_seconds - 0.05)
+    await it.turn()
+    it.freezes(0.2)
+    it.log.acknowledges.set()
+    await it.settles()
+    assert (it.caller.asked, it.released) == ([], ["a"])
+
+
+@story()
+async def test_L5_a_renewal_that_cannot_be_published_is_none(it: World) -> None:
+    await it.asks("a")
+    it.freezes(it.settings.lease_seconds - 0.05)
+    it.log.trouble = Unreachable("no broker")
+    await it.turn()
+    await it.settles()
+    assert it.caller.asked == []
+    it.log.trouble = None
+    await it.turns(10)
+    assert (it.released, it.caller.asked) == (["a"], ["a"])
+
+
+async def waits_for_a_place(it: World) -> None:
+    """A call is granted, and waits: the lane's only place is taken by a lease of somebody else, for receipt ``z``."""
+    await it.asks("a")
+    it.say("receipt-claims", BatchClaimed(LANE, "p.never", "", "theirs", 1, (member("z"),)))
+    await it.asks("z")
+
+
+async def has_a_place(it: World) -> None:
+    it.say("receipt-completions", AttemptEnded("z", 1, 0, "theirs", Value(b"1")))
+    await it.turn()
+
+
+@story(pace={"concurrency": 1})
+async def test_L5_a_call_that_waits_for_its_place_keeps_its_lease_by_heartbeats_that_were_acknowledged(it: World) -> None:
+    await waits_for_a_place(it)
+    await it.passes(it.settings.lease_seconds * 2)
+    await has_a_place(it)
+    assert (it.caller.asked, it.released) == (["a"], [])
+
+
+@story(pace={"concurrency": 1})
+async def test_L5_heartbeats_that_nobody_acknowledged_keep_no_lease(it: World) -> None:
+    await waits_for_a_place(it)
+    it.log.acknowledges.clear()
+    await it.passes(it.settings.lease_seconds + 0.1)
+    await has_a_place(it)
+    assert (it.caller.asked, it.released) == ([], ["a"])
+    it.log.acknowledges.set()
+
+
+@story(pace={"concurrency": 1})
+async def test_L5_a_renewal_counts_from_when_it_was_sent_and_not_from_its_acknowledgement(it: World) -> None:
+    """The one that was sent after a second is acknowledged after 2.5: the lease ends at 4, whatever comes after."""
+    await waits_for_a_place(it)
+    it.log.acknowledges.clear()
+    await it.passes(1.5)
+    it.log.before = lambda topic, _: it.log.acknowledges.clear() if topic == "lease-heartbeats" else None
+    it.freezes(1.0)
+    it.log.acknowledges.set()
+    await asyncio.sleep(0)
+    await it.settles()
+    it.freezes(1.6)
+    await has_a_place(it)
+    assert (it.caller.asked, it.released) == ([], ["a"])
+    it.log.before = lambda _topic, _events: None
+    it.log.acknowledges.set()
+
+
+@story()
+async def test_L5_a_worker_that_stops_while_it_renews_makes_no_call(it: World) -> None:
+    await it.asks("a")
+    it.log.acknowledges.clear()
+    it.freezes(it.settings.lease_seconds - 0.05)
+    await it.turn()
+    stopping = asyncio.create_task(it.dispatcher.stop())
+    await it.settles()
+    it.log.acknowledges.set()
+    await stopping
+    assert (it.caller.asked, it.released) == ([], ["a"])
 
 
 @story(pace={"requests_per_second": 25.0, "concurrency": 9})

@@ -92,8 +92,9 @@ async def test_B9_a_call_that_was_claimed_ahead_waits_for_its_place_below_the_ce
 
 @story(pace={"concurrency": 1})
 async def test_T10_a_call_that_waited_for_its_place_until_its_lease_was_over_is_given_back(it: World) -> None:
+    """The process stood still, so nobody renewed it (L5)."""
     hang = await waits_for_room(it)
-    await it.passes(10.0)
+    it.freezes(10.0)
     hang.ended.set()
     await it.settles()
     assert (it.caller.asked, it.released) == (["a"], ["b"])
@@ -109,7 +110,7 @@ async def test_a_call_that_waits_for_its_place_is_given_back_when_the_partition_
     assert it.released == ["b"]
     hang.ended.set()
     await it.settles()
-    assert it.dispatcher.calls.leases() == {}
+    assert it.dispatcher.calls.in_flight() == {}
     await it.returns()
     await it.turns(0.5)
     assert it.caller.asked == ["a", "b"]

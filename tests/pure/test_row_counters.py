@@ -110,14 +110,14 @@ def test_counters_go_to_the_runs_home_cumulatively_and_with_a_growing_sequence()
     assert sequences == sorted(set(sequences))
 
 
-def test_counters_are_published_at_most_every_100_ms_but_at_once_when_nothing_is_open() -> None:
+def test_counters_are_published_at_most_every_250_ms_but_at_once_when_nothing_is_open() -> None:
     table = rows_table()
     one, two, three = asked(table.given(opened(), added(row(0), row(1), row(2))))
     table.now_ms += 40
     outbox = table.given(answer(one, 1))
     assert counted(outbox) == []
-    assert [effect for effect in outbox.effects if isinstance(effect, Wake)] == [Wake(1_000_100, CountersDue("run"))]
-    table.now_ms = 1_000_100
+    assert [effect for effect in outbox.effects if isinstance(effect, Wake)] == [Wake(1_000_250, CountersDue("run"))]
+    table.now_ms = 1_000_250
     assert counts(table.given(CountersDue("run"))) == RowCounts(seen=3, completed=1)
     table.now_ms += 1
     assert counted(table.given(answer(two, 2))) == []

@@ -7,14 +7,32 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from pydantic import ValidationError
 
 from schemas.commands import RecoveryEnded, WaitsDue
-from schemas.events import Answer, CallsAnswered, CallWithdrawn, Event, Mark, Mode, Repeat, ToolRequested
+from schemas.events import (
+    AddedRow,
+    Answer,
+    CallsAnswered,
+    CallWithdrawn,
+    Event,
+    Mark,
+    Mode,
+    Repeat,
+    RowsAdded,
+    RunOpened,
+    ToolRequested,
+)
+from schemas.plays import Play
+from schemas.providers import Providers
 from schemas.states import FOLLOWERS, Flag, Followers
 from streams.app import waits_of
+from streams.engine.compile import compile_play
 from streams.engine.port import Outbox, Wake
 from streams.engine.protocol import standing
 from streams.engine.receipts import WAITERS_INLINE, ReceiptsEngine
+from streams.engine.rows import RowsEngine
 from streams.engine.waits import WAIT_MS, Waits
 from streams.settings import Settings
 from streams.userfiles import load_providers
@@ -206,6 +224,73 @@ def test_R4_a_tools_own_wait_is_read_from_its_description(tmp_path: Path) -> Non
     )
     waits = waits_of(Settings(receipt_wait_ms=7_000), load_providers(file))
     assert (waits.default_ms, waits.by_tool) == (7_000, {"p.slow": 900_000})
+
+
+def test_R4_a_columns_own_wait_goes_before_its_tools_and_the_workers() -> None:
+    """It is compiled into the play, travels with each request, and a run keeps the one that it was accepted with."""
+    providers = Providers.model_validate(
+        {"providers": {"p": {"base_url": "https://p.example", "tools": {"t": {"path": "/t", "max_wait_ms": 9_000}}}}}
+    )
+    columns = [
+        {"name": "own", "tool": "p.t", "input": {}, "receipt_wait_ms": 2_000},
+        {"name": "tools", "tool": "p.t", "input": {"x": 1}},
+    ]
+    play, faults = compile_play(Play.model_validate({"name": "play", "columns": columns}), providers, "org")
+    assert play is not None, faults
+    rows, waits = Table(RowsEngine()), waits_of(Settings(receipt_wait_ms=60_000), providers)
+    asked = [rows.turn([RunOpened("two", "org", play), RowsAdded("two", (AddedRow(0, "k", b"{}"),))])]
+    (first,) = [event for events in asked[0].events.values() for event in events if isinstance(event, ToolRequested)]
+    answer = CallsAnswered(first.receipt, 1, Answer.COMPLETED, ((first.call, Mark.LIVE),), b"1")
+    (second,) = [event for events in rows.turn([answer]).events.values() for event in events if isinstance(event, ToolRequested)]
+    assert (first.receipt_wait_ms, second.receipt_wait_ms) == (2_000, None)
+    for request, wait in ((first, 2_000), (second, 9_000)):
+        table = running(wait=waits)
+        ((at_ms, _),) = wakes(table.given(replace(request, receipt=g.R)))
+        assert at_ms == table.now_ms + wait
+
+
+def test_R4_followers_of_one_turn_with_waits_of_their_own_are_each_told_when_theirs_is_over() -> None:
+    table = running(wait=Waits(60_000))
+    came = [replace(g.request(f"c{wait}", run="two"), receipt_wait_ms=wait) for wait in (2_000, None, 9_000, 2_000)]
+    came[3] = replace(came[3], call="another")
+    timers = wakes(table.turn(came))
+    met = table.now_ms
+    assert timers == [
+        (met + 2_000, WaitsDue(g.R, met, 2_000)),
+        (met + 60_000, WaitsDue(g.R, met)),
+        (met + 9_000, WaitsDue(g.R, met, 9_000)),
+    ]
+    ended = {}
+    for at_ms, due in sorted(timers, key=lambda timer: timer[0]):
+        table.now_ms = at_ms
+        (answer,) = told(table.given(due))  # type: ignore[arg-type]
+        assert answer.fault is not None
+        ended[answer.fault.message.split(" it still")[0]] = [call for call, _ in answer.calls]
+    assert ended == {
+        "wait timed out: after 2 s": ["c2000", "another"],
+        "wait timed out: after 9 s": ["c9000"],
+        "wait timed out: after 60 s": ["cNone"],
+    }
+    assert not list(table.reader.scan(FOLLOWERS))
+
+
+def test_R4_a_new_owner_takes_over_the_deadlines_of_columns_too() -> None:
+    table = running()
+    due = wakes(table.given(replace(g.request("c2", run="two"), receipt_wait_ms=2_000)))
+    table.generation += 1
+    table.now_ms += 1_000
+    assert wakes(table.given(RecoveryEnded())) == due
+
+
+def test_R4_a_columns_wait_is_part_of_its_plays_text_only_where_it_is_said() -> None:
+    column = {"name": "c", "tool": "p.t", "input": {}}
+    plain = Play.model_validate({"name": "play", "columns": [column]}).model_dump(mode="json")
+    assert "receipt_wait_ms" not in str(plain)
+    assert "receipt_wait_ms" in str(
+        Play.model_validate({"name": "play", "columns": [column | {"receipt_wait_ms": 5}]}).model_dump()
+    )
+    with pytest.raises(ValidationError, match=r"columns\.0\.receipt_wait_ms"):
+        Play.model_validate({"name": "play", "columns": [column | {"receipt_wait_ms": 0}]})
 
 
 # --- a force ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from schemas.events import (
     ToolRequested,
 )
 from schemas.providers import Providers
+from schemas.states import RECEIPT, Receipt
 from streams.dispatcher import Dispatcher
 from streams.engine.port import Context, Wake
 from streams.engine.receipts import ReceiptsEngine
@@ -219,6 +220,11 @@ class World:
     def say(self, topic: str, *events: Event) -> None:
         """Somebody publishes."""
         self.log.published += [(topic, 0, event) for event in events]
+
+    def table_is_open(self, *receipts: str) -> bool:
+        """These receipts wait to be called for, or are being called: nothing has ended them."""
+        found = [self.owner.record_of(RECEIPT + name.encode(), Receipt) for name in receipts]
+        return all(receipt is not None and receipt.open for receipt in found)
 
     async def asks(self, names: str, tool: str = "never", *, run: str = "run", mode: Mode = Mode.NORMAL) -> None:
         """Cells ask for receipts, one for each letter; a turn folds that."""

@@ -72,6 +72,7 @@ from schemas.states import (
     Unknown,
     UnknownCell,
     Waiter,
+    WaitingRows,
 )
 
 FAULT = Fault("http_402", "the provider's credit is used up", True)
@@ -108,6 +109,9 @@ TERMS = CompiledPlay(
         ),
     ),
 )
+WAITING = msgspec.structs.replace(
+    TERMS, columns=(msgspec.structs.replace(TERMS.columns[0], fresh=False, completed_cache=True, receipt_wait_ms=900_000),)
+)
 ROW = AddedRow(3, "c4" * 20, '{"email":"zoë@example.org","n":19933688932870350000}'.encode())
 ROWS = RowCounts(70, 10, 9, 8, 7, 6, 5)
 CALLS = CallCounts(3, 2, 1)
@@ -141,7 +145,11 @@ EVENT_EXAMPLES: Mapping[str, Event] = {
     "ToolRequested: that may share a call, and continues": ToolRequested(
         "9f" * 20, "call-1", "run-1", 0, "org/acme", "acme.verify", Repeat.NEVER, b"{}", Mode.NORMAL, None, '"de"', True
     ),
+    "ToolRequested: under a receipt of its own, with its column's wait": ToolRequested(
+        "9f" * 20, "c", "r", 0, "org/acme", "acme.verify", Repeat.NEVER, b"{}", kept_under="a0" * 20, receipt_wait_ms=900_000
+    ),
     "RunOpened: with terms of reuse and of sharing": RunOpened("run-1", "org", TERMS),
+    "RunOpened: with terms of waiting": RunOpened("run-1", "org", WAITING),
     "CallWithdrawn": CallWithdrawn("9f" * 20, "call-1"),
     "BatchClaimed: of a job that is known": BatchClaimed("org/acme", "acme.verify", "", "lease-1", 4, MEMBERS[:1], (), "job-1"),
     "JobStarted": JobStarted("9f" * 20, 1, "lease-1", "job-1"),
@@ -174,6 +182,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "ProgressDue": commands.ProgressDue("run-1"),
     "LeaseJudgedExpired": commands.LeaseJudgedExpired("lease-1", MEMBERS),
     "WaitsDue": commands.WaitsDue("9f" * 20, 1_800_000_000_123),
+    "WaitsDue: of a column's own wait": commands.WaitsDue("9f" * 20, 1_800_000_000_123, 900_000),
     "AnswersDue": commands.AnswersDue("9f" * 20, "call-9"),
     "RunRequested": commands.RunRequested("run-1", "org", "d1" * 16, PLAY, (), (ROW.fields,), True, 1, True, True),
     "RunRequested: refused": commands.RunRequested("run-1", "", "d1" * 16, None, ("play.columns: Field required",)),
@@ -223,6 +232,7 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     ),
     "s Receipt: not asked for": Receipt(),
     "s Receipt: of a job": Receipt(attempts={1: Attempt("lease-1", 4, job="job-1")}, bucket='"de"'),
+    "s Receipt: of one call": Receipt(kept_under="a0" * 20),
     "i Ask": Ask(b'{"email":"a@b.c"}'),
     "w Waiter": Waiter("run-1", 5, 1, 2, Flag.UNKNOWN, True),
     "o OpenReceipt": OpenReceipt(),
@@ -248,6 +258,8 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     "h SheetRow": SheetRow(3, ROW.fields, {"verified": Cell(CellStatus.COMPLETED)}, RowStatus.COMPLETED, "run-1", "1-4f2a"),
     "c RunShare": RunShare("org", PLAY, True, True, ROWS, CALLS, 12, 1_800_000_000_123, True, True, True, True, SAMPLES),
     "c RunShare: of a run that is over": RunShare(),
+    "c RunShare: with rows that wait": RunShare("org", PLAY, open_rows=500, open_bytes=96_000, waiting_first=3, waiting_next=9),
+    "q WaitingRows": WaitingRows((ROW,)),
     "r Run": Run(
         "d1" * 16,
         "org",
