@@ -11,6 +11,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+from schemas.counts import CallCounts as CallCounts
+from schemas.counts import RetryBudget as RetryBudget
+from schemas.counts import RowCounts as RowCounts
+
 
 class Repeat(enum.StrEnum):
     """How a tool may be called again after an ambiguous end (U1)."""
@@ -68,6 +72,8 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     fresh: bool = False
     #: Path into the input whose value tells which requests may share a call; ``None``: all may (B4).
     bucket: str | None = None
+    #: How many repeats of calls on this lane the run pays for; ``None``: any number.
+    retries: RetryBudget | None = None
 
 
 class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
@@ -152,6 +158,8 @@ class ToolRequested(Event, frozen=True):
     bucket: str = ""
     #: It follows from an answer on the same lane, so that others like it come at the same moment (B1).
     continues: bool = False
+    #: What its run may spend on repeats of calls on this lane.
+    retries: RetryBudget | None = None
 
 
 class CallWithdrawn(Event, frozen=True):
@@ -345,32 +353,7 @@ class AttemptUnknown(Event, frozen=True):
     calls: tuple[str, ...]
 
 
-# --- row-progress: rows -> runs -----------------------------------------------------------------------------
-
-
-class RowCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of one run by state; *seen* counts input lines, all others are disjoint parts of it."""
-
-    seen: int = 0
-    completed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    reused: int = 0
-    duplicate: int = 0
-    unknown: int = 0
-
-    @property
-    def settled(self) -> int:
-        """Input lines that need nothing more."""
-        return self.completed + self.failed + self.skipped + self.reused + self.duplicate + self.unknown
-
-
-class CallCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Cells of one run by how their value came."""
-
-    live: int = 0
-    in_flight: int = 0
-    cache: int = 0
+# --- row-progress: rows and receipts -> runs ----------------------------------------------------------------
 
 
 class RowsCounted(Event, frozen=True):
@@ -387,6 +370,14 @@ class RowsCounted(Event, frozen=True):
     samples: tuple[tuple[int, str, str], ...] = ()
 
 
+class RetriesCounted(Event, frozen=True):
+    """Repeats of provider calls on one lane that were made for a run so far; it only grows, so the largest counts (P2)."""
+
+    run: str
+    lane: str
+    retries: int
+
+
 EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "row-work": (RunOpened, RowsAdded),
     "row-control": (RunCancelled, RunClosing, CellResolved),
@@ -396,5 +387,5 @@ EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "lease-heartbeats": (LeasesRenewed, Probed),
     "receipt-completions": (AttemptEnded, ReceiptResolved, Probed),
     "tool-results": (CallsAnswered, AttemptUnknown),
-    "row-progress": (RowsCounted,),
+    "row-progress": (RowsCounted, RetriesCounted),
 }

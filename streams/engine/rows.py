@@ -239,6 +239,7 @@ class RowsEngine:
             refresh,
             "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
             column.lane == turn.answered_lane,
+            column.retries,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
