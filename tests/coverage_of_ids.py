@@ -35,7 +35,7 @@ OPEN: Final[dict[str, str]] = {
 PARTIAL: Final[dict[str, str]] = {
     "R4": "a column has no wait of its own; a tool has",
     "P1": "the runs that ask are sent; a child's parent is not, for plays do not yet run children",
-    "P2": "repeats are bounded for each receipt, not yet by a budget for each run",
+    "G3": "retries alone: budgets of calls, children, depth and steps are not built, nor do children share one",
     "L5": "a lease with too little left is given back and claimed anew; it is not renewed first",
     "K7": "child runs are named, but plays do not yet run children",
 }

@@ -55,8 +55,6 @@ def may_need(turn: ReceiptsTurn, key: str, receipt: Receipt, need: Need | None) 
         elif need is not None and repeats:
             _hold(turn, key, receipt, Hold(hold.run, need.n, need.epoch))
             return True
-        elif protocol.standing(receipt).live:
-            return True
         else:
             _end(turn, key, receipt, hold, made=False)
     if need is None or not repeats:
