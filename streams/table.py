@@ -229,6 +229,16 @@ class WorkingSet:
         found: S | None = record
         return found
 
+    def change(self, key: bytes, kind: type[S]) -> S:
+        """The record to be changed in place, new where there is none; it is put back already."""
+        record = self._changed.get(key)
+        if record is None:
+            # A record that this turn deleted begins anew.
+            record = None if key in self._changed else self._read[key] if key in self._read else self._load(key)
+            record = self._changed[key] = kind() if record is None else record
+        assert type(record) is kind, f"{key!r} holds {type(record).__name__}"
+        return record
+
     def _load(self, key: bytes) -> msgspec.Struct | None:
         record = self._cached.get(key)
         if record is None:

@@ -27,6 +27,10 @@ class Records(Protocol):
         """The record, or ``None``."""
         ...
 
+    def change(self, key: bytes, kind: type[S]) -> S:
+        """The record to be changed in place, new where there is none; it is put back already."""
+        ...
+
     def put(self, key: bytes, record: msgspec.Struct) -> None:
         """Set the record; also after a change in place."""
         ...

@@ -39,6 +39,9 @@ _NEVER, _WITH_KEY = Repeat.NEVER, Repeat.WITH_KEY
 class Verdict(enum.Enum):
     """How an attempt stands."""
 
+    # Members are themselves and nothing else; Enum would hash their names, in Python.
+    __hash__ = object.__hash__
+
     LIVE = "live"
     OK = "ok"
     FAILED = "failed"
@@ -53,6 +56,8 @@ _LIVE, _RELEASED = Verdict.LIVE, Verdict.RELEASED
 
 class Told(enum.Enum):
     """What a waiter gets."""
+
+    __hash__ = object.__hash__
 
     WAITS = "waits"
     COMPLETED = "completed"
@@ -74,6 +79,9 @@ class Need(msgspec.Struct, frozen=True):
     batch: str
     #: Attempts of this epoch that reached the provider, or may have, and brought nothing.
     tries: int = 0
+
+
+_FIRST = Need(1, 0, 1, 0, "")
 
 
 # --- the fold -----------------------------------------------------------------------------------------------
@@ -200,17 +208,22 @@ class Standing(NamedTuple):
 
 
 _UNCLAIMED = Standing(0, None)
+#: The first attempt, by its verdict: how most receipts stand.
+_AT_FIRST = {how: Standing(1, how) for how in Verdict}
 
 
 def standing(receipt: Receipt) -> Standing:
     """How a receipt stands."""
-    if not receipt.attempts:
+    attempts = receipt.attempts
+    if not attempts:
         return _UNCLAIMED
     highest = 0
-    for n, attempt in receipt.attempts.items():
+    for n, attempt in attempts.items():
         if n > highest and attempt.lease is not None:
             highest = n
-    return Standing(highest, verdict(receipt.attempts[highest], receipt.repeat)) if highest else _UNCLAIMED
+    if highest == 1:
+        return _AT_FIRST[verdict(attempts[1], receipt.repeat)]
+    return Standing(highest, verdict(attempts[highest], receipt.repeat)) if highest else _UNCLAIMED
 
 
 def told(receipt: Receipt, waiter: Waiter, stands: Standing) -> tuple[Told, int]:
@@ -287,7 +300,7 @@ def undisturbed(receipt: Receipt, stands: Standing) -> bool:
 
     Says no more than ``told`` does (tested), but without a look at each waiter: most receipts stand so after their claim.
     """
-    return stands.verdict is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
+    return stands[1] is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
 
 
 def waiting(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[Waiter]:
@@ -337,8 +350,13 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
         return None
     if not last and receipt.current is None:
         # Nothing was claimed and nothing is known, so all who stay wait.
-        epoch = max([waiter.outcome_epoch for waiter in waiters if stays(waiter)], default=None)
-        return None if epoch is None else Need(1, epoch, 1, 0, "")
+        epoch = -1
+        for waiter in waiters:
+            if waiter.outcome_epoch > epoch and stays(waiter):
+                epoch = waiter.outcome_epoch
+        if epoch < 1:
+            return None if epoch else _FIRST
+        return Need(1, epoch, 1, 0, "")
     those = waiting(receipt, waiters, stands)
     if not those:
         return None
@@ -359,9 +377,12 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
 
 def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter], stands: Standing) -> bool:
     """Attempt ``n`` may be called for: it is the latest, it is live, and somebody who waits would take its value."""
-    if n != stands.n or stands.verdict is not _LIVE:
+    if n != stands[0] or stands[1] is not _LIVE:
         return False
     if undisturbed(receipt, stands):
-        return any(map(stays, waiters))
+        for waiter in waiters:
+            if stays(waiter):
+                return True
+        return False
     epoch = receipt.attempts[n].epoch
     return any(waiter.value_epoch <= epoch for waiter in waiting(receipt, waiters, stands))

@@ -62,7 +62,7 @@ INLINE_BYTES_MAX = 1024
 #: Waiters answered in one turn; more are answered in continuation turns.
 ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
-_WAITS, _COMPLETED, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Flag.FAILED, Flag.UNKNOWN
+_WAITS, _COMPLETED, _TOLD_UNKNOWN, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Told.UNKNOWN, Flag.FAILED, Flag.UNKNOWN
 _LIVE, _UNKNOWN, _DONE, _WITHDRAWN = Verdict.LIVE, Verdict.UNKNOWN, Flag.DONE, Flag.WITHDRAWN
 _CACHE, _IN_FLIGHT, _FIRST = Mark.CACHE, Mark.IN_FLIGHT, Mark.LIVE
 _OPEN_ENTRY = OpenReceipt()
@@ -158,7 +158,7 @@ class ReceiptsEngine:
         waiter = protocol.waiter_of(receipt, event)
         if receipt.attempts:
             stands = protocol.standing(receipt)
-            waiter.late = protocol.told(receipt, waiter, stands)[0] is not Told.WAITS
+            waiter.late = protocol.told(receipt, waiter, stands)[0] is not _WAITS
             if waits.follows(receipt, waiter, stands):
                 self._waits.note(turn.records, turn.outbox, event.receipt, event.tool, event.call, turn.context.now_ms)
         if inline:
@@ -274,8 +274,8 @@ class ReceiptsEngine:
         wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
             receipt.open = wanted
-            turn.changed(key, receipt)
-            turn.records.put_local(OPEN + key.encode(), _OPEN_ENTRY if wanted else None)
+            name = turn.changed(key, receipt)
+            turn.records.put_local(OPEN + name[1:], _OPEN_ENTRY if wanted else None)
             if not wanted:
                 turn.answered[key] = None
                 turn.outbox.effects.append(Unqueued(key, receipt.lane))
@@ -285,36 +285,40 @@ class ReceiptsEngine:
 
     def _answered(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> protocol.Need | None:
         """Answer the waiters of a receipt as it stands, and say what the others need."""
+        n, verdict = stands
         need = None
         if receipt.attempts:
             self._answer(turn, key, receipt, stands)
         if receipt.current is None or receipt.refreshes:
             need = protocol.need(receipt, turn.waiters(key, receipt), stands)
-            if need is not None and stands.n:
+            if need is not None and n:
                 need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
-        if stands.verdict is _UNKNOWN or key in turn.stirred:
+        if verdict is _UNKNOWN or key in turn.stirred:
             unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
         return need
 
     def _answer(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count = 0
+        current = receipt.current
+        all_get = None if current is None or receipt.refreshes else (_COMPLETED, current[1])
         for call, waiter in turn.calls(key, receipt):
-            if waiter.flag is _DONE or waiter.flag is _WITHDRAWN:
+            before = waiter.flag
+            if before is _DONE or before is _WITHDRAWN:
                 continue
-            what, n = protocol.told(receipt, waiter, stands)
+            what, n = all_get or protocol.told(receipt, waiter, stands)
             if what is _WAITS:
-                if waiter.flag is _FLAG_UNKNOWN and stands.live and unknowns.waits_again(turn.records, waiter):
+                if before is _FLAG_UNKNOWN and stands.live and unknowns.waits_again(turn.records, waiter):
                     turn.keep(key, receipt, call, waiter)
                 continue
             flag = _FLAG_AFTER[what]
-            if waiter.flag is flag:
+            if before is flag:
                 continue
             if count >= ANSWERS_MAX:
                 turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, call)))
                 break
             # Rule 1: a value is no news to who was told failed; for one call the first of the two is final.
-            if not (what is _COMPLETED and waiter.flag is _FLAG_FAILED):
+            if not (what is _COMPLETED and before is _FLAG_FAILED):
                 told = (call, _CACHE if waiter.late else _IN_FLIGHT if count else _FIRST)
                 place = (waiter.destination, what, n)
                 if place in groups:
@@ -329,10 +333,11 @@ class ReceiptsEngine:
             return
         turn.changed(key, receipt)
         turn.answered[key] = None
+        send = turn.outbox.send
         for (destination, what, n), calls in groups.items():
-            if what is Told.UNKNOWN:
+            if what is _TOLD_UNKNOWN:
                 unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
-            turn.outbox.send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
+            send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 
 
 _OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}

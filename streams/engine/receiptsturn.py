@@ -70,16 +70,20 @@ class ReceiptsTurn:
         """The receipt's record, new where there is none; it counts as changed."""
         receipt = self.touched.get(key)
         if receipt is None:
-            name = self.names.get(key) or RECEIPT + key.encode()
-            receipt = self.records.get(name, Receipt) or Receipt()
-            self.records.put(name, receipt)
-            self.touched[key] = receipt
+            name = self.names.get(key)
+            if name is None:
+                name = self.names[key] = RECEIPT + key.encode()
+            receipt = self.touched[key] = self.records.change(name, Receipt)
         return receipt
 
-    def changed(self, key: str, receipt: Receipt) -> None:
-        """A receipt that was only looked at has changed after all."""
+    def changed(self, key: str, receipt: Receipt) -> bytes:
+        """A receipt has changed, perhaps one that was only looked at; returns its record's key."""
+        name = self.names.get(key)
+        if name is None:
+            name = self.names[key] = RECEIPT + key.encode()
         if key not in self.touched:
-            self.records.put(RECEIPT + key.encode(), receipt)
+            self.records.put(name, receipt)
+        return name
 
     def keep(self, key: str, receipt: Receipt, call: str, waiter: Waiter) -> None:
         """A waiter has changed."""

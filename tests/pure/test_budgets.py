@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.commands import RecoveryEnded
+from schemas.commands import RecoveryEnded, RunRequested
 from schemas.events import (
     Ambiguous,
     Answer,
@@ -36,13 +38,21 @@ from schemas.events import (
     ToolRequested,
     Value,
 )
+from schemas.plays import Play
+from schemas.providers import Providers
 from schemas.states import RECEIPT, RETRIES, UNKNOWN, Flag, Receipt, RunRetries, record_key
 from streams.engine import budgets, protocol
+from streams.engine.compile import compile_play
 from streams.engine.effects import ClaimFolded, Queued
 from streams.engine.port import Outbox
 from streams.engine.protocol import Need
+from streams.engine.runs import RunsEngine
+from streams.errors import InputError, UsageError
+from streams.submission import Submission
 from streams.table import WorkingSet
+from streams.userfiles import load_play
 from tests.support import given as g
+from tests.support.memory import Table
 
 LANE = "org/p"
 BUSY = Fault("http_429", "asked too often", True)
@@ -608,3 +618,71 @@ def test_P2_N6_a_replay_of_the_turns_counts_the_same_also_where_each_event_comes
         for key, value in table.reader.data.items():
             if key.startswith(RETRIES):
                 assert msgspec.msgpack.decode(value, type=RunRetries) == story.lane.retries(key[1:].decode().partition("\x00")[0])
+
+
+# --- around the engine --------------------------------------------------------------------------------------
+
+
+def providers_of(*names: str) -> Providers:
+    one = {"base_url": "https://p.example", "tools": {"t": {"path": "/t"}, "u": {"path": "/u"}}}
+    return Providers.model_validate({"providers": dict.fromkeys(names, one)})
+
+
+def play_of(*tools: str, **terms: Any) -> Play:
+    columns = [{"name": f"c{place}", "tool": tool, "input": {"x": "{{ row.x }}"}} for place, tool in enumerate(tools)]
+    return Play.model_validate({"name": "leads", "columns": columns} | terms)
+
+
+def test_G3_a_play_is_bound_with_a_share_for_each_lane_and_stands_for_the_same_rows_whatever_its_budget() -> None:
+    tools, providers = ("p.t", "q.t", "p.u", "r.t"), providers_of("p", "q", "r")
+    free, faults = compile_play(play_of(*tools), providers, "org")
+    bound, more = compile_play(play_of(*tools, retries_max=200), providers, "org")
+    assert free is not None
+    assert bound is not None
+    assert faults + more == []
+    assert [column.retries for column in free.columns] == [None] * 4
+    shares = [(column.lane, column.retries) for column in bound.columns]
+    first, other = RetryBudget(200, 67), RetryBudget(200, 66)
+    assert shares == [("org/p", first), ("org/q", first), ("org/p", first), ("org/r", other)]
+    assert bound.revision == free.revision
+
+
+def test_P2_a_request_says_nothing_of_a_budget_that_it_has_not() -> None:
+    assert "retries_max" not in play_of("p.t").model_dump()
+    assert play_of("p.t", retries_max=0).model_dump()["retries_max"] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("retries_max = -1", "retries_max: Input should be greater than or equal to 0"),
+        ('retries_max = "many"', "retries_max: Input should be a valid integer, unable to parse string as an integer"),
+        ("retries_max = 9007199254740993", "retries_max: Input should be less than or equal to 9007199254740992"),
+    ],
+)
+def test_P2_M1_a_budget_that_is_none_is_refused_by_file_and_field(tmp_path: Path, line: str, fault: str) -> None:
+    file = tmp_path / "play.toml"
+    file.write_text(f'name = "leads"\n{line}\n[[columns]]\nname = "c"\ntool = "p.t"\ninput = {{ x = "{{{{ row.x }}}}" }}\n')
+    with pytest.raises(InputError) as refused:
+        load_play(file)
+    assert str(refused.value) == f"{file}: {fault}"
+
+
+def test_P2_a_run_says_its_own_budget_instead_of_the_plays() -> None:
+    with Submission(play_of("p.t", retries_max=5), "run", retries_max=7) as submission:
+        submission.add({"x": "1"})
+        (request,) = submission.requests()
+    assert json.loads(request.value)["play"]["retries_max"] == 7
+    with pytest.raises(UsageError, match=r"^run request: retries_max: Input should be greater than or equal to 0, found -1$"):
+        Submission(play_of("p.t"), "run", retries_max=-1)
+
+
+def test_P2_O3_a_run_shows_the_repeats_of_all_lanes_and_never_fewer_than_before() -> None:
+    play, _ = compile_play(play_of("p.t"), providers_of("p"), "org")
+    runs = Table(RunsEngine())
+    runs.given(RunRequested("run", "org", "d", play, rows=(b'{"x":"1"}',), expected=1))
+    home = [RetriesCounted("run", "org/p", 4), RetriesCounted("run", "org/q", 2), RetriesCounted("run", "org/p", 3)]
+    runs.now_ms += 1_000
+    outbox = runs.given(*home, home[0], RetriesCounted("stranger", "org/p", 1))
+    (sample,) = [json.loads(event.data or b"") for event in outbox.public if event.topic == "map-progress"]
+    assert sample["counts"]["retries"] == 6
