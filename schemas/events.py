@@ -11,6 +11,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from schemas.counts import CallCounts as CallCounts
+from schemas.counts import RetryBudget as RetryBudget
+from schemas.counts import RowCounts as RowCounts
 from schemas.outcomes import Ambiguous as Ambiguous
 from schemas.outcomes import Failed as Failed
 from schemas.outcomes import Fault as Fault
@@ -72,6 +75,8 @@ class CompiledColumn(msgspec.Struct, array_like=True, frozen=True):
     completed_cache: bool = False
     #: How long its requests follow another run's call; ``None``: as long as its tool, else the worker's setting says (R4).
     receipt_wait_ms: int | None = None
+    #: How many repeats of calls on this lane the run pays for; ``None``: any number.
+    retries: RetryBudget | None = None
 
 
 class CompiledPlay(msgspec.Struct, array_like=True, frozen=True):
@@ -160,6 +165,8 @@ class ToolRequested(Event, frozen=True):
     kept_under: str = ""
     #: Its column's own wait for a call of another run (R4).
     receipt_wait_ms: int | None = None
+    #: What its run may spend on repeats of calls on this lane.
+    retries: RetryBudget | None = None
 
 
 class CallWithdrawn(Event, frozen=True):
@@ -320,32 +327,7 @@ class AttemptUnknown(Event, frozen=True):
     calls: tuple[str, ...]
 
 
-# --- row-progress: rows -> runs -----------------------------------------------------------------------------
-
-
-class RowCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of one run by state; *seen* counts input lines, all others are disjoint parts of it."""
-
-    seen: int = 0
-    completed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    reused: int = 0
-    duplicate: int = 0
-    unknown: int = 0
-
-    @property
-    def settled(self) -> int:
-        """Input lines that need nothing more."""
-        return self.completed + self.failed + self.skipped + self.reused + self.duplicate + self.unknown
-
-
-class CallCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Cells of one run by how their value came."""
-
-    live: int = 0
-    in_flight: int = 0
-    cache: int = 0
+# --- row-progress: rows and receipts -> runs ----------------------------------------------------------------
 
 
 class RowsCounted(Event, frozen=True):
@@ -362,6 +344,14 @@ class RowsCounted(Event, frozen=True):
     samples: tuple[tuple[int, str, str], ...] = ()
 
 
+class RetriesCounted(Event, frozen=True):
+    """Repeats of provider calls on one lane that were made for a run so far; it only grows, so the largest counts (P2)."""
+
+    run: str
+    lane: str
+    retries: int
+
+
 EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "row-work": (RunOpened, RowsAdded),
     "row-control": (RunCancelled, RunClosing, CellResolved),
@@ -371,5 +361,5 @@ EVENTS_BY_TOPIC: Final[dict[str, tuple[type[Event], ...]]] = {
     "lease-heartbeats": (LeasesRenewed, Probed),
     "receipt-completions": (AttemptEnded, ReceiptResolved, Probed),
     "tool-results": (CallsAnswered, AttemptUnknown),
-    "row-progress": (RowsCounted,),
+    "row-progress": (RowsCounted, RetriesCounted),
 }

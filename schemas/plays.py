@@ -28,6 +28,10 @@ GetterName = Literal["email_status", "boolean", "number", "text"]
 GETTER_PATHS: Final[Mapping[str, frozenset[str]]] = {"email_status": frozenset({"status", "catch_all"})}
 
 
+#: Repeats of provider calls; events carry integers of 64 bits, and readers in other languages doubles.
+RetriesMax = Annotated[int, Field(ge=0, le=2**53)]
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -126,6 +130,8 @@ class Play(_Model):
     #: Columns of the input that identify a row; absent: the whole row does.
     key: tuple[str, ...] = ()
     columns: tuple[Column, ...] = Field(min_length=1)
+    #: How many repeats of provider calls one run of it pays for; absent: any number (P2).
+    retries_max: RetriesMax | None = None
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -134,6 +140,11 @@ class Play(_Model):
         if twice:
             raise ValueError(f"column names appear twice: {', '.join(twice)}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # As for columns; and a worker from before there were budgets takes a play that has none.
+        return {name: value for name, value in handler(self).items() if name != "retries_max" or value is not None}
 
     @property
     def dataset_name(self) -> str:

@@ -33,6 +33,8 @@ class Counts(_Event):
     calls_live: int = 0
     calls_in_flight: int = 0
     calls_cache: int = 0
+    #: Repeats of provider calls that it paid for, a batch's members counted each (P2).
+    retries: int = 0
 
     @property
     def done(self) -> int:

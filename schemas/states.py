@@ -11,7 +11,9 @@ from typing import Final
 
 import msgspec
 
-from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RowCounts
+from schemas.counts import Hold as Hold
+from schemas.counts import RunRetries as RunRetries
+from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RetryBudget, RowCounts
 
 
 def record_key(prefix: bytes, *parts: str) -> bytes:
@@ -47,6 +49,8 @@ class Waiter(msgspec.Struct, array_like=True):
     flag: Flag = Flag.OPEN
     #: The receipt had an outcome when this call first asked, so that what it gets is reused.
     late: bool = False
+    #: What its run may spend on repeats on this lane.
+    retries: RetryBudget | None = None
 
 
 class Out(enum.StrEnum):
@@ -78,6 +82,8 @@ class Attempt(msgspec.Struct, array_like=True):
     output: bytes | None = None
     #: The provider's name of the job that does the work (P10): asking for it is free, so it may be asked for again.
     job: str | None = None
+    #: Not repeated, because this budget of the run that would have paid was spent (P2).
+    given_up: RetryBudget | None = None
 
 
 class Receipt(Record):
@@ -105,6 +111,8 @@ class Receipt(Record):
     bucket: str = ""
     #: The receipt that keeps the first value, where this one is one call's own (Y2).
     kept_under: str = ""
+    #: Who pays for the next attempt, or the one under way, where it is a repeat. The owner's bookkeeping: no part of the digest.
+    retry: Hold | None = None
 
 
 class Ask(Record):
@@ -306,6 +314,8 @@ class Run(Record):
     expected: int | None = None
     #: Sequence of the run's ledger entries.
     ledger: int = 0
+    #: Repeats of provider calls made for it, by lane.
+    retries: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 # --- turns --------------------------------------------------------------------------------------------------
@@ -346,6 +356,7 @@ UNKNOWN: Final = b"u"
 CLOSED: Final = b"x"
 ANSWERED: Final = b"g"
 FOLLOWERS: Final = b"f"
+RETRIES: Final = b"y"
 TASK: Final = b"k"
 UNKNOWN_CELL: Final = b"d"
 SHEET: Final = b"h"
@@ -378,6 +389,7 @@ RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     CLOSED: ClosedRun,
     ANSWERED: Answered,
     FOLLOWERS: Followers,
+    RETRIES: RunRetries,
     TASK: Task,
     UNKNOWN_CELL: UnknownCell,
     SHEET: SheetRow,

@@ -78,6 +78,7 @@ class Client:
         run: str | None = None,
         force: bool = False,
         force_tool_refresh: bool = False,
+        retries_max: int | None = None,
         on_sent: Callable[[int], None] | None = None,
         source: str = "the rows",
         play_source: str = "the play",
@@ -86,7 +87,8 @@ class Client:
 
         The same run id with the same play and rows is the same run. All rows are checked before anything is
         published: ``InputError`` names row and column, calling the rows and the play ``source`` and
-        ``play_source``. ``on_sent`` gets the number of rows that are durable so far.
+        ``play_source``. ``on_sent`` gets the number of rows that are durable so far. ``retries_max``: how many
+        repeats of provider calls the run pays for, instead of what the play says.
         """
         name = run or new_run_id(play)
         with Submission(
@@ -95,6 +97,7 @@ class Client:
             org=org,
             force=force,
             force_tool_refresh=force_tool_refresh,
+            retries_max=retries_max,
             source=source,
             play_source=play_source,
         ) as submission:

@@ -16,7 +16,7 @@ from typing import IO, Any
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.canonical import BYTES_KEY, UncanonicalValue, canonical, dump_json, normalize
-from schemas.plays import Play
+from schemas.plays import Play, RetriesMax
 from schemas.requests import RunId, RunRequested
 from streams.engine.program import TemplateError, fields_of
 from streams.errors import InputError, UsageError
@@ -59,6 +59,14 @@ def check_run_id(run: str) -> None:
         raise UsageError(f"run id {run!r}: {expected}") from error
 
 
+def check_retries_max(retries_max: int) -> None:
+    """Raise ``UsageError`` for a retry budget that no run can have."""
+    try:
+        TypeAdapter(RetriesMax).validate_python(retries_max, strict=True)
+    except ValidationError as error:
+        raise UsageError(f"run request: retries_max: {error.errors()[0]['msg']}, found {retries_max!r}") from error
+
+
 def play_uses(play: Play, source: str) -> dict[str, list[str]]:
     """Input fields that a play uses, and the places in it that do.
 
@@ -92,7 +100,7 @@ def play_uses(play: Play, source: str) -> dict[str, list[str]]:
 class Submission:
     """A run request in the making: ``add`` every row, then take its ``requests``; a context manager.
 
-    ``source`` and ``play_source`` are what messages call the rows and the play.
+    ``source`` and ``play_source`` are what messages call the rows and the play; ``retries_max`` counts instead of the play's.
     """
 
     play: Play
@@ -100,6 +108,7 @@ class Submission:
     org: str = "default"
     force: bool = False
     force_tool_refresh: bool = False
+    retries_max: int | None = None
     source: str = "the rows"
     play_source: str = "the play"
     total: int = 0
@@ -116,6 +125,9 @@ class Submission:
 
     def __post_init__(self) -> None:
         check_run_id(self.run)
+        if self.retries_max is not None:
+            check_retries_max(self.retries_max)
+            self.play = self.play.model_copy(update={"retries_max": self.retries_max})
         self._uses = play_uses(self.play, self.play_source)
         try:
             self._request = RunRequested(

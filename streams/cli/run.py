@@ -24,7 +24,7 @@ from streams.client import Client
 from streams.errors import UsageError
 from streams.rowfile import read_rows
 from streams.runview import RunView
-from streams.submission import check_run_id
+from streams.submission import check_retries_max, check_run_id
 from streams.userfiles import check_tools, load_play, load_providers
 
 #: After this long without a word from a worker people want to know why.
@@ -64,6 +64,9 @@ def submit(
     org: Annotated[str, typer.Option("--org", help="Whose receipts it may share.")] = "default",
     force: Annotated[bool, typer.Option("--force", help="Recompute rows; ask failed calls again.")] = False,
     force_tool_refresh: Annotated[bool, typer.Option("--force-tool-refresh", help="Pay again even for what is known.")] = False,
+    retries_max: Annotated[
+        int | None, typer.Option("--retries-max", help="Repeats of calls that it pays for; default what the play says.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run to its end.")] = False,
     json: Json = False,
 ) -> int:
@@ -72,11 +75,14 @@ def submit(
     loaded = load_play(play)
     if run is not None:
         check_run_id(run)
+    if retries_max is not None:
+        check_retries_max(retries_max)
     settings = options.settings()
     if settings.providers is not None:
         providers = load_providers(settings.providers)
         check_tools(loaded, play, providers, settings.providers, options.environment)
     asked: dict[str, Any] = {"org": org, "run": run, "force": force, "force_tool_refresh": force_tool_refresh}
+    asked["retries_max"] = retries_max
     asked |= {"source": str(rows), "play_source": str(play)}
     return _interruptible(_submit(Client(settings), loaded, _Counted(rows), asked, watch=watch, json=json))
 

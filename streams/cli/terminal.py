@@ -105,6 +105,7 @@ class LiveBar:
                 (counts.skipped, "skipped"),
                 (counts.failed, "failed"),
                 (counts.unknown, "unknown"),
+                (counts.retries, "retries"),
             )
             if number
         ]

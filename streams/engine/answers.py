@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schemas.events import Answer, CallsAnswered, Fault, Mark
 from schemas.states import VALUE, Receipt, StoredValue, record_key
+from streams.engine.budgets import fault_of
 from streams.engine.port import Records
 from streams.engine.protocol import Told
 
@@ -18,7 +19,7 @@ def answer(records: Records, key: str, receipt: Receipt, what: Told, n: int, cal
         if output is None:
             output = output_of(records, key, receipt, n)
         return CallsAnswered(key, n, _NO_RESULT if output == b"null" else _ANSWERED, calls, output=output)
-    fault = receipt.attempts[n].fault
+    fault = fault_of(receipt.attempts[n])
     if what is _FAILED:
         return CallsAnswered(key, n, Answer.FAILED, calls, fault=fault)
     if fault is None:

@@ -15,6 +15,7 @@ from schemas.fetch import FETCH, Fetch
 from schemas.fetchsettings import FetchSettings
 from schemas.plays import Column, Play
 from schemas.providers import AnyProvider, AnyTool, Providers, PythonProvider
+from streams.engine.budgets import shares
 from streams.engine.getters import extraction_of
 from streams.engine.program import TemplateError, fields_of
 
@@ -122,11 +123,15 @@ def compile_play(
         columns.append(bound)
     if faults:
         return None, faults
+    if play.retries_max is not None:
+        budgets = shares(play.retries_max, (column.lane for column in columns))
+        columns = [msgspec.structs.replace(column, retries=budgets[column.lane]) for column in columns]
     return (
         CompiledPlay(
             name=play.name,
             dataset=play.dataset_name,
-            revision=address.revision(play.model_dump(mode="json")),
+            # What a run may spend on repeats changes no result: rows stand whatever it was.
+            revision=address.revision(play.model_dump(mode="json", exclude={"retries_max"})),
             key_columns=play.key,
             columns=tuple(columns),
         ),

@@ -1,7 +1,8 @@
 """The digest of a table's partition: what two copies of one state must agree on, whoever made them and in whatever order.
 
-Pure. What a waiter was told and its ``late`` mark are no part of a receipt's state (docs/protocol.md); turn records say how a
-state came about, and the index of open receipts follows from the receipts. An *exact* digest leaves nothing out of the records.
+Pure. What a waiter was told, its ``late`` mark and who pays for the next repeat are no part of a receipt's state
+(docs/protocol.md); turn records say how a state came about, and the index of open receipts follows from the receipts. An *exact*
+digest leaves nothing out of the records.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def state_of(key: bytes, value: bytes) -> bytes:
         for waiter in receipt.waiters.values():
             _untell(waiter)
         receipt.attempts = dict(sorted(receipt.attempts.items()))
+        receipt.retry = None
         return _encode(receipt)
     if key[0] == _WAITER:
         waiter = _decode_waiter(value)

@@ -13,6 +13,9 @@ stored. An attempt is *live* from its claim to its end; the verdict says which e
       expired        -> AGAIN      may have been billed, and the tool may be repeated, or its job is known and asked for again
     none of these    -> LIVE       somebody may be calling
 
+An attempt that is not repeated because its run's retry budget is spent (``budgets``) is FAILED where it would be asked for again
+and was not billed, and UNKNOWN where it may have been.
+
 Told flags and ``late`` marks are no part of the digest.
 """
 
@@ -90,7 +93,7 @@ def waiter_of(receipt: Receipt, request: ToolRequested) -> Waiter:
         receipt.repeat = request.repeat
         receipt.lane = request.lane
     if request.refresh is None:
-        return Waiter(request.run, request.destination)
+        return Waiter(request.run, request.destination, retries=request.retries)
     if request.refresh not in receipt.refreshes:
         receipt.refreshes.append(request.refresh)
     epoch = receipt.refreshes.index(request.refresh) + 1
@@ -99,6 +102,7 @@ def waiter_of(receipt: Receipt, request: ToolRequested) -> Waiter:
         destination=request.destination,
         value_epoch=epoch if request.mode is Mode.FULL_REFRESH else 0,
         outcome_epoch=epoch if request.mode is not Mode.NORMAL else 0,
+        retries=request.retries,
     )
 
 
@@ -173,11 +177,13 @@ def verdict(attempt: Attempt, repeat: Repeat | None) -> Verdict:
             return _RELEASED
         if out is None and not attempt.expired:
             return _LIVE
-        if attempt.used_up:
+        if attempt.used_up or attempt.given_up is not None:
             return Verdict.UNKNOWN
         # Whoever comes next asks for the job that is known, and submits nothing: that is no second call.
         never = attempt.job is None and (repeat is None or repeat is _NEVER)
         return Verdict.UNKNOWN if never else Verdict.AGAIN
+    if attempt.given_up is not None and out is not _VALUE:
+        return Verdict.FAILED
     return _DEFINITE_VERDICTS[out]
 
 

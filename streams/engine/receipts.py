@@ -48,7 +48,7 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import completedcache, protocol, stock, sweep, unknowns, waits
+from streams.engine import budgets, completedcache, protocol, stock, sweep, unknowns, waits
 from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
@@ -85,6 +85,8 @@ class ReceiptsEngine:
             self._decide(turn, claim)
         for key, receipt in (turn.stock | turn.touched).items():
             self._settle(turn, key, receipt)
+        if turn.retries:
+            budgets.report(turn)
         sweep.finish(records, outbox, context, turn.answered, turn.sweeps, self._sweep)
         effects = outbox.effects
         effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
@@ -253,7 +255,9 @@ class ReceiptsEngine:
                 lost.append(member.receipt)
                 continue
             waiters = turn.waiters(member.receipt, receipt)
-            if protocol.grantable(receipt, member.n, waiters, protocol.standing(receipt)):
+            if protocol.grantable(receipt, member.n, waiters, protocol.standing(receipt)) and (
+                len(receipt.attempts) == 1 or budgets.may_call(turn, member.receipt, receipt, member.n)
+            ):
                 granted.append(member.receipt)
                 continue
             lost.append(member.receipt)
@@ -266,18 +270,13 @@ class ReceiptsEngine:
     def _settle(self, turn: ReceiptsTurn, key: str, receipt: Receipt) -> None:
         """Answer the waiters of a receipt, keep the index of open ones, and tell the lane."""
         stands = protocol.standing(receipt)
-        n, verdict = stands
         need = None
         if not protocol.undisturbed(receipt, stands):
-            if receipt.attempts:
-                self._answer(turn, key, receipt, stands)
-            if receipt.current is None or receipt.refreshes:
-                need = protocol.need(receipt, turn.waiters(key, receipt), stands)
-                if need is not None and n:
-                    need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
-            if verdict is _UNKNOWN or key in turn.stirred:
-                unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
-        wanted = need is not None or verdict is _LIVE
+            need = self._answered(turn, key, receipt, stands)
+            if (receipt.retry is not None or (need is not None and need.tries)) and not budgets.may_need(turn, key, receipt, need):
+                stands = protocol.standing(receipt)
+                need = self._answered(turn, key, receipt, stands)
+        wanted = need is not None or stands.verdict is _LIVE
         if wanted is not receipt.open:
             receipt.open = wanted
             name = turn.changed(key, receipt)
@@ -288,6 +287,20 @@ class ReceiptsEngine:
         if need is not None:
             continues = key in turn.continuing
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need, receipt.bucket, continues))
+
+    def _answered(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> protocol.Need | None:
+        """Answer the waiters of a receipt as it stands, and say what the others need."""
+        n, verdict = stands
+        need = None
+        if receipt.attempts:
+            self._answer(turn, key, receipt, stands)
+        if receipt.current is None or receipt.refreshes:
+            need = protocol.need(receipt, turn.waiters(key, receipt), stands)
+            if need is not None and n:
+                need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
+        if verdict is _UNKNOWN or key in turn.stirred:
+            unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
+        return need
 
     def _answer(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}

@@ -19,7 +19,7 @@ from schemas.events import (
     ReceiptForgotten,
     ToolRequested,
 )
-from schemas.states import RECEIPT, WAITER, Receipt, Waiter, record_key
+from schemas.states import RECEIPT, WAITER, Receipt, RunRetries, Waiter, record_key
 from streams.engine.port import Context, Outbox, Records
 
 _OF_ONE = (ToolRequested, AttemptEnded, JobStarted)
@@ -48,6 +48,8 @@ class ReceiptsTurn:
 
     #: Receipts that a row asked for on the lane of its last answer (B1).
     continuing: set[str] = field(default_factory=set)
+    #: Repeats of calls that were made in this turn, by run and lane.
+    retries: dict[tuple[str, str], RunRetries] = field(default_factory=dict)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 

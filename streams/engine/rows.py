@@ -246,6 +246,7 @@ class RowsEngine:
             column.lane == turn.answered_lane,
             kept_under=kept_under(share.org, column, text),
             receipt_wait_ms=column.receipt_wait_ms,
+            retries=column.retries,
         )
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 

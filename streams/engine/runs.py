@@ -25,6 +25,7 @@ from schemas.events import (
     AddedRow,
     CallCounts,
     Event,
+    RetriesCounted,
     RowCounts,
     RowsAdded,
     RowsCounted,
@@ -92,6 +93,7 @@ def counts_of(run: Run) -> Counts:
         calls_live=calls.live,
         calls_in_flight=calls.in_flight,
         calls_cache=calls.cache,
+        retries=sum(run.retries.values()),
     )
 
 
@@ -117,6 +119,11 @@ class RunsEngine:
                 self._seal(turn, event)
             case RowsCounted():
                 self._counted(turn, event)
+            case RetriesCounted():
+                run = turn.run(event.run)
+                if run is not None and run.status in _RUNNING and event.retries > run.retries.get(event.lane, 0):
+                    run.retries[event.lane] = event.retries
+                    run.dirty = True
             case CancelRequested():
                 run = turn.run(event.run)
                 if run is not None and run.status is RunStatus.RUNNING and not run.cancel_requested:

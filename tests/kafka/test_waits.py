@@ -1,4 +1,4 @@
-"""Who follows a call of another run waits for a bounded time, or for nobody, with real parts: timers of a worker, ends of runs."""
+"""What bounds waiting and trying again, with real parts: timers of followers, who waits for nobody, and a run's retry budget."""
 
 from __future__ import annotations
 
@@ -78,3 +78,26 @@ async def test_Y2_every_run_that_finds_no_value_calls_for_itself_and_the_first_v
     assert sorted(cell.value for cell in cells[:2]) == [0, 1]
     assert cells[2].value in (0, 1)
     assert len({cell.receipt for cell in cells}) == 3
+
+
+async def test_P2_G3_a_run_ends_by_its_retry_budget_and_the_next_one_asks_again(system: System) -> None:
+    rows = people(6, tag="busy")
+    with ScriptedProvider() as provider:
+        provider.answer = lambda _asked: (429, b"{}")
+        system.add_provider("busy", provider.url)
+        system.worker("w1")
+        async with Client(system.settings) as client:
+            run = await client.submit(play("email", provider="busy"), rows, retries_max=3)
+            end, samples = await system.finish(client, run)
+            made = len(provider.requests)
+            provider.answer = lambda _asked: (200, b"{}")
+            again = await client.submit(play("email", provider="busy"), rows)
+            found, _ = await system.finish(client, again)
+    assert (end.type, end.code, made) == ("run.failed", "all_rows_failed", 6 + 3)
+    assert {sample.message.partition(";")[0] for sample in end.failed_samples} == {"retry budget of 3 spent"}
+    assert end.counts is not None
+    assert end.counts.retries == 3
+    assert [sample.counts.retries for sample in samples] == sorted(sample.counts.retries for sample in samples)
+    assert found.counts is not None
+    assert (found.type, found.counts.completed, found.counts.retries) == ("run.completed", 6, 0)
+    assert len(provider.requests) == made + 6

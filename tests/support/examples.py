@@ -34,7 +34,9 @@ from schemas.events import (
     ReceiptForgotten,
     ReceiptResolved,
     Repeat,
+    RetriesCounted,
     Retry,
+    RetryBudget,
     RowCounts,
     RowsAdded,
     RowsCounted,
@@ -56,11 +58,13 @@ from schemas.states import (
     ClosedRun,
     Flag,
     Followers,
+    Hold,
     OpenReceipt,
     Out,
     Receipt,
     RowStatus,
     Run,
+    RunRetries,
     RunShare,
     RunStatus,
     Segment,
@@ -112,6 +116,14 @@ TERMS = CompiledPlay(
 WAITING = msgspec.structs.replace(
     TERMS, columns=(msgspec.structs.replace(TERMS.columns[0], fresh=False, completed_cache=True, receipt_wait_ms=900_000),)
 )
+BUDGET = RetryBudget(200, 67)
+BUDGETED = CompiledPlay(
+    "leads",
+    "people",
+    "1-4f2a",
+    (),
+    (CompiledColumn("score", "acme.score", "org/acme", "1", "5e" * 20, Repeat.NEVER, "{}", retries=BUDGET),),
+)
 ROW = AddedRow(3, "c4" * 20, '{"email":"zoë@example.org","n":19933688932870350000}'.encode())
 ROWS = RowCounts(70, 10, 9, 8, 7, 6, 5)
 CALLS = CallCounts(3, 2, 1)
@@ -149,6 +161,10 @@ EVENT_EXAMPLES: Mapping[str, Event] = {
         "9f" * 20, "c", "r", 0, "org/acme", "acme.verify", Repeat.NEVER, b"{}", kept_under="a0" * 20, receipt_wait_ms=900_000
     ),
     "RunOpened: with terms of reuse and of sharing": RunOpened("run-1", "org", TERMS),
+    "RunOpened: with a retry budget": RunOpened("run-1", "org", BUDGETED),
+    "ToolRequested: within a retry budget": ToolRequested(
+        "9f" * 20, "call-1", "run-1", 0, "org/acme", "acme.verify", Repeat.NEVER, b"{}", retries=BUDGET
+    ),
     "RunOpened: with terms of waiting": RunOpened("run-1", "org", WAITING),
     "CallWithdrawn": CallWithdrawn("9f" * 20, "call-1"),
     "BatchClaimed: of a job that is known": BatchClaimed("org/acme", "acme.verify", "", "lease-1", 4, MEMBERS[:1], (), "job-1"),
@@ -174,6 +190,7 @@ EVENT_EXAMPLES: Mapping[str, Event] = {
     "CallsAnswered: with a fault": CallsAnswered("9f" * 20, 1, Answer.FAILED, (("call-1", Mark.LIVE),), None, FAULT),
     "AttemptUnknown": AttemptUnknown("9f" * 20, 1, 2, ("call-1", "call-2")),
     "RowsCounted": RowsCounted("run-1", 6, 12, ROWS, CALLS, True, SAMPLES),
+    "RetriesCounted": RetriesCounted("run-1", "org/acme", 41),
 }
 
 COMMAND_EXAMPLES: Mapping[str, Event] = {
@@ -232,6 +249,14 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     ),
     "s Receipt: not asked for": Receipt(),
     "s Receipt: of a job": Receipt(attempts={1: Attempt("lease-1", 4, job="job-1")}, bucket='"de"'),
+    "s Receipt: of which a repeat is held": Receipt(
+        attempts={1: Attempt("lease-1", 4, out=Out.RETRY, fault=FAULT)}, retry=Hold("run-1", 2, 0)
+    ),
+    "s Receipt: given up": Receipt(
+        waiters={"call-1": Waiter("run-1", 5, flag=Flag.FAILED, retries=BUDGET)},
+        attempts={1: Attempt("lease-1", 4, out=Out.RETRY, fault=FAULT, given_up=BUDGET)},
+    ),
+    "y RunRetries": RunRetries(41, 7),
     "s Receipt: of one call": Receipt(kept_under="a0" * 20),
     "i Ask": Ask(b'{"email":"a@b.c"}'),
     "w Waiter": Waiter("run-1", 5, 1, 2, Flag.UNKNOWN, True),
@@ -279,6 +304,7 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
         502,
         8,
     ),
+    "r Run: with repeats": Run("d1" * 16, "org", BUDGETED, RunStatus.RUNNING, 0, False, {}, 0, retries={"org/acme": 41}),
 }
 
 REQUEST_EXAMPLES: Mapping[str, requests.PublicRequest] = {
@@ -307,6 +333,12 @@ REQUEST_EXAMPLES: Mapping[str, requests.PublicRequest] = {
         rows_digest="d3",
         force=True,
         force_tool_refresh=True,
+    ),
+    "run_requested: with a retry budget": requests.RunRequested(
+        run="run-1",
+        play=Play.model_validate(
+            {"name": "leads", "retries_max": 200, "columns": [{"name": "verified", "tool": "acme.verify", "input": {}}]}
+        ),
     ),
     "rows_appended": requests.RowsAppended(run="run-1", first=500, rows=[{"email": "a@b.c"}, {"email": None}]),
     "rows_sealed": requests.RowsSealed(run="run-1", total=502),
