@@ -168,7 +168,8 @@ class Dispatcher(Companion):
                     moved.add(effect.lane)
                 case Unqueued():
                     if effect.lane in owned.lanes:
-                        owned.lanes[effect.lane].unqueue(effect.receipt)
+                        for receipt in effect.receipts:
+                            owned.lanes[effect.lane].unqueue(receipt)
                 case ClaimFolded():
                     self._folded(partition, owned, effect)
                     moved.add(effect.lane)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import msgspec
 
@@ -94,6 +95,10 @@ def lane_partition(lane: str, partitions: int) -> int:
     return address.spread(lane, partitions)
 
 
+#: Run, row key, column and number of the refresh of a cell, and the key of its row's task.
+Place: TypeAlias = tuple[str, str, str, int, bytes]
+
+
 def call_of(run: str, row: str, column: str, refreshed: int) -> str:
     """Name of a cell's call; run ids, row keys and column names hold neither ``:`` nor ``~``."""
     return f"{run}:{row}:{column}" if not refreshed else f"{run}:{row}:{column}~{refreshed}"
@@ -108,12 +113,12 @@ def cell_of(call: str) -> tuple[str, str, str, int]:
     return run, row, column, int(refreshed)
 
 
-def tasks_of(events: Sequence[Event]) -> list[bytes]:
-    """Keys of the tasks that events touch."""
-    keys: list[bytes] = []
+def answered_cells(events: Sequence[Event]) -> dict[str, Place]:
+    """The cells that events answer, by the names of their calls."""
+    found: dict[str, Place] = {}
     for event in events:
         if isinstance(event, CallsAnswered):
             for call, _ in event.calls:
-                run, row, _ = call.split(":", 2)
-                keys.append(record_key(TASK, run, row))
-    return keys
+                run, row, column, refreshed = cell_of(call)
+                found[call] = run, row, column, refreshed, record_key(TASK, run, row)
+    return found

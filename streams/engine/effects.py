@@ -27,10 +27,10 @@ class Queued(Effect, frozen=True):
 
 
 class Unqueued(Effect, frozen=True):
-    """A receipt needs no claim now."""
+    """Receipts of a lane that need no claim now."""
 
-    receipt: str
     lane: str
+    receipts: tuple[str, ...]
 
 
 class ClaimFolded(Effect, frozen=True):

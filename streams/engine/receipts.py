@@ -90,6 +90,7 @@ class ReceiptsEngine:
         sweep.finish(records, outbox, context, turn.answered, turn.sweeps, self._sweep)
         effects = outbox.effects
         effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
+        effects.extend(Unqueued(lane, tuple(receipts)) for lane, receipts in turn.resting.items())
 
     # --- folding ---------------------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class ReceiptsEngine:
             turn.records.put_local(OPEN + name[1:], _OPEN_ENTRY if wanted else None)
             if not wanted:
                 turn.answered[key] = None
-                turn.outbox.effects.append(Unqueued(key, receipt.lane))
+                turn.rest(receipt.lane, key)
         if need is not None:
             continues = key in turn.continuing
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need, receipt.bucket, continues))

@@ -50,6 +50,8 @@ class ReceiptsTurn:
     continuing: set[str] = field(default_factory=set)
     #: Repeats of calls that were made in this turn, by run and lane.
     retries: dict[tuple[str, str], RunRetries] = field(default_factory=dict)
+    #: Receipts that need no claim any more, by lane.
+    resting: dict[str, list[str]] = field(default_factory=dict)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
 
@@ -84,6 +86,13 @@ class ReceiptsTurn:
         if key not in self.touched:
             self.records.put(name, receipt)
         return name
+
+    def rest(self, lane: str, key: str) -> None:
+        """A receipt needs no claim any more."""
+        resting = self.resting.get(lane)
+        if resting is None:
+            resting = self.resting[lane] = []
+        resting.append(key)
 
     def keep(self, key: str, receipt: Receipt, call: str, waiter: Waiter) -> None:
         """A waiter has changed."""

@@ -46,7 +46,7 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import admission, unknowncells
-from streams.engine.cells import Program, bucket_of, call_of, cell_of, kept_under, lane_partition, moved, standing_of, tasks_of
+from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, moved, standing_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
@@ -75,7 +75,8 @@ class RowsEngine:
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then publish the counters of the runs that changed."""
         turn = RowsTurn(records, outbox, context)
-        records.prefetch(tasks_of(events))
+        turn.answered = answered_cells(events)
+        records.prefetch([place[-1] for place in turn.answered.values()])
         for event in events:
             self._fold(turn, event)
         for run, share in turn.shares.items():
@@ -251,8 +252,7 @@ class RowsEngine:
         turn.outbox.send("tool-requests", lane_partition(column.lane, turn.context.partitions), request)
 
     def _answered(self, turn: RowsTurn, call: str, mark: Mark, event: CallsAnswered) -> None:
-        run, row, column, refreshed = cell_of(call)
-        name = record_key(TASK, run, row)
+        run, row, column, refreshed, name = turn.answered[call]
         task = turn.records.get(name, Task)
         share = turn.share(run)
         # A cancelled run gets no cell from what was in flight: the receipt keeps the value (M15).

@@ -40,7 +40,7 @@ from streams.tools.connections import (
 from streams.tools.jobs import ended, fetched, job_path, submitted, under_way
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, error_code, query_of, single_outcome, split, steps_of, withheld
-from streams.tools.secrets import excerpt, redact, resolve_all
+from streams.tools.secrets import carries, excerpt, redact, resolve_all
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
 EXPLANATION_SECONDS: Final = 2.0
@@ -293,6 +293,9 @@ class HttpCaller:
 
     def _told(self, tool: _Tool, where: str, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutcome, ...]:
         """The outcomes with faults for people: tool and place, then the provider's own words, cut and without secrets."""
+        outputs = [outcome.output for outcome in outcomes if isinstance(outcome, Answered)]
+        if len(outputs) == len(outcomes) and not carries(b"\n".join(outputs), self._secrets):
+            return outcomes  # one look for all: no secret holds a line break
 
         def told(outcome: MemberOutcome) -> MemberOutcome:
             if isinstance(outcome, Answered):

@@ -150,7 +150,7 @@ def test_T6_a_withdrawal_that_comes_before_its_request_is_one_even_if_there_is_n
 def test_a_withdrawal_of_the_last_waiter_takes_the_receipt_out_of_its_lane() -> None:
     table = g.receipts()
     table.given(g.request())
-    assert Unqueued(g.R, "org/p") in table.given(g.withdrawn()).effects
+    assert Unqueued("org/p", (g.R,)) in table.given(g.withdrawn()).effects
 
 
 # --- what is told -------------------------------------------------------------------------------------------
