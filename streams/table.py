@@ -16,8 +16,12 @@ from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, Writ
 from schemas.states import RECORD_TYPES
 
 OFFSET_KEY: Final = b"\x00changelog-offset"
-#: Records that gather in memory before they are handed to RocksDB.
-PENDING_MAX: Final = 8_000
+#: What gathers in memory before it is handed to RocksDB: records and bytes of one database, and bytes of all together.
+PENDING_MAX: Final = 40_000
+PENDING_BYTES_MAX: Final = 16 << 20
+PENDING_BYTES_TOTAL: Final = 48 << 20
+#: What a record takes beside its value.
+RECORD_BYTES: Final = 200
 _UNREAD: Final = object()
 _NOTHING: Final[Mapping[bytes, bytes | None]] = {}
 _encoder = msgspec.msgpack.Encoder()
@@ -32,6 +36,8 @@ class StoreMemory:
     def __init__(self, *, write_buffer_bytes: int = 96 << 20, cache_bytes: int = 64 << 20) -> None:
         self.cache = Cache(cache_bytes)
         self.buffers = WriteBufferManager(write_buffer_bytes, False)
+        #: Bytes that gather in front of all databases.
+        self.pending_bytes = 0
 
     def options(self) -> Options:
         """Options of one database in raw mode (keys and values are bytes)."""
@@ -82,7 +88,9 @@ class Store:
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True
         self._pending: dict[bytes, bytes | None] = {}
+        self._pending_bytes = 0
         self._pending_max = pending_max
+        self._memory = memory
         raw = self._db.get(OFFSET_KEY)
         self._offset = None if raw is None else int.from_bytes(cast(bytes, raw), "big")
         self._stored_offset = self._offset
@@ -123,7 +131,14 @@ class Store:
         self._pending.update(changes)
         self._pending.update(local_changes)
         self._offset = changelog_offset
-        if len(self._pending) >= self._pending_max:
+        size = sum(map(len, filter(None, changes.values()))) + RECORD_BYTES * (len(changes) + len(local_changes))
+        self._pending_bytes += size
+        self._memory.pending_bytes += size
+        if (
+            len(self._pending) >= self._pending_max
+            or self._pending_bytes >= PENDING_BYTES_MAX
+            or self._memory.pending_bytes >= PENDING_BYTES_TOTAL
+        ):
             self.flush()
 
     def flush(self) -> None:
@@ -140,6 +155,8 @@ class Store:
         put(OFFSET_KEY, self._offset.to_bytes(8, "big"))
         self._db.write(batch, self._unlogged)
         self._pending.clear()
+        self._memory.pending_bytes -= self._pending_bytes
+        self._pending_bytes = 0
         self._stored_offset = self._offset
 
     @property

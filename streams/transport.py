@@ -25,7 +25,7 @@ BUSY_MESSAGES = 24
 BUSY_PAUSE_SECONDS = 0.02
 #: So does one that brings nothing but copies of what the process handed over to itself; a shorter one where they are few, for then
 #: the hour is quiet and the next to come may be a request.
-COPIES_PAUSE_SECONDS = 0.03
+COPIES_PAUSE_SECONDS = 0.1
 COPIES_MESSAGES = 8
 FEW_COPIES_PAUSE_SECONDS = 0.03
 

@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--samples", type=int, default=150)
     parser.add_argument("--receipts", type=int, default=1_000_000)
-    parser.add_argument("--concurrency", type=int, default=10)
+    parser.add_argument("--concurrency", type=int, default=24)
     parser.add_argument("--only", default="", help="comma-separated: rows, unbatched, lone, kept, empty, replay, growth, million")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="paidonce-bench-broker-"))
