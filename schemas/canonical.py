@@ -139,12 +139,6 @@ def dump_json(value: object) -> bytes:
     raise UncanonicalValue("$", "holds Python objects that are no JSON values: normalize() it first")
 
 
-def dump_parsed(value: JsonValue) -> bytes:
-    """`dump_json` of what `parse_json` returned, without the look for what no JSON holds. Raises UncanonicalValue."""
-    text = _quick(_encode, value)
-    return dump_json(value) if text is None else text
-
-
 def _float_is_alike(number: float) -> bool:
     """Tell whether msgspec and RFC 8785 write a float alike: shortest digits, no exponent, no `.0`."""
     return 1e-4 <= abs(number) < 1e15 and not number.is_integer()

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_json, dump_parsed, parse_json
+from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_json, parse_json
 from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
@@ -218,7 +218,7 @@ def _parsed(body: bytes) -> JsonValue | Doubtful:
 def output_of(value: JsonValue) -> Answered | Doubtful:
     """The outcome with a value as its output; doubtful where no receipt could keep it."""
     try:
-        output = dump_parsed(value)
+        output = dump_json(value)
         if len(output) > OUTPUT_BYTES_MAX:
             return Doubtful(
                 Fault("too_large", f"one result has {len(output):,} bytes; a receipt keeps at most {OUTPUT_BYTES_MAX:,}")

@@ -312,7 +312,7 @@ def test_a_store_keeps_what_a_dictionary_would_also_over_reopening(
 def test_a_new_store_has_no_offset_and_makes_its_folders(tmp_path: Path, memory: StoreMemory) -> None:
     with closing(Store(tmp_path / "tables" / "rows" / "7", memory)) as store:
         assert store.changelog_offset is None
-        store.write([], changelog_offset=2**40)
+        store.write({}, changelog_offset=2**40)
         assert store.changelog_offset == 2**40
     assert (tmp_path / "tables" / "rows" / "7").is_dir()
 
@@ -320,7 +320,7 @@ def test_a_new_store_has_no_offset_and_makes_its_folders(tmp_path: Path, memory:
 def test_a_second_opening_fails_and_names_the_folders_lock(tmp_path: Path, memory: StoreMemory) -> None:
     """Two owners of one database would each overwrite what the other wrote."""
     with closing(Store(tmp_path / "0", memory)) as store:
-        store.write([(A, b"1")], changelog_offset=0)
+        store.write({A: b"1"}, changelog_offset=0)
         with pytest.raises(Exception, match=rf"lock.*{tmp_path / '0' / 'LOCK'}"):
             Store(tmp_path / "0", memory)
         assert store.get(A) == b"1"
@@ -331,9 +331,9 @@ def test_a_second_opening_fails_and_names_the_folders_lock(tmp_path: Path, memor
 def test_what_a_killed_process_leaves_is_as_old_as_its_offset_says(tmp_path: Path, memory: StoreMemory) -> None:
     """There is no write-ahead log: recovery reads the changelog behind the offset, so data and offset must be of one moment."""
     with closing(Store(tmp_path / "0", memory)) as store:
-        store.write([(A, b"1"), (B, b"1")], changelog_offset=1)
+        store.write({A: b"1", B: b"1"}, changelog_offset=1)
     with closing(Store(tmp_path / "0", memory)) as store:
-        store.write([(A, b"2"), (B, None)], changelog_offset=2)
+        store.write({A: b"2", B: None}, changelog_offset=2)
         shutil.copytree(tmp_path / "0", tmp_path / "killed", ignore=shutil.ignore_patterns("LOCK"))
     with closing(Store(tmp_path / "killed", memory)) as left:
         assert (left.changelog_offset, left.get(A), left.get(B)) in [(1, b"1", b"1"), (2, b"2", None)]
@@ -348,7 +348,7 @@ def test_a_closed_store_answers_nothing(tmp_path: Path, memory: StoreMemory) -> 
 
 def test_a_working_set_folds_into_a_real_store(tmp_path: Path, memory: StoreMemory) -> None:
     with closing(Store(tmp_path / "0", memory)) as store:
-        store.write([(A, raw(b"1")), (C, raw(b"3"))], changelog_offset=0)
+        store.write({A: raw(b"1"), C: raw(b"3")}, changelog_offset=0)
         records = WorkingSet(store)
         records.put(B, Ask(b"2"))
         records.delete(C)

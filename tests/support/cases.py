@@ -41,9 +41,9 @@ class Line:
 
 
 def counts(event: RunEvent) -> dict[str, int]:
-    """The counters of a terminal event that are not zero."""
+    """The counters of rows of a terminal event that are not zero."""
     assert event.counts is not None
-    return {name: value for name, value in event.counts.model_dump().items() if value and not name.startswith("calls")}
+    return {name: value for name, value in event.counts.model_dump().items() if value and not name.startswith(("calls", "retries"))}
 
 
 def only(count: int, **states: int) -> dict[str, int]:

@@ -77,6 +77,8 @@ class _End(asyncio.Protocol):
 
     def __init__(self, proxy: Proxy, other: _End | None = None) -> None:
         self.proxy, self.other = proxy, other
+        #: What came before there was another end: before Python 3.11.4 a pause in ``connection_made`` does not hold.
+        self.early = b""
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,14 +92,17 @@ class _End(asyncio.Protocol):
             self.proxy.dial(self)
         else:
             self.other.other = self
+            transport.write(self.other.early)
             if self.proxy.flows:
                 self.other.transport.resume_reading()
             else:
                 transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        self.other.transport.write(data)
+        if self.other is None:
+            self.early += data
+        else:
+            self.other.transport.write(data)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.proxy.ends.discard(self)
