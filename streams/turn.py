@@ -190,8 +190,9 @@ class Actor:
         engine = self.spec.engine
         engine.turn(records, events, outbox, context)
         self._checkpoint(f"{self.spec.table}:folded")
-        changes = records.changes()
-        if self.turns and not record.segments and not outbox.events and not outbox.public and self._are_stored(changes):
+        changes, local_changes = records.changes(), records.local_changes()
+        silent = not record.segments and not outbox.events and not outbox.public
+        if self.turns and silent and self._are_stored(changes) and self._are_stored(local_changes):
             # A timer that found nothing to do: no state and no words come of it, so neither does a transaction.
             self._follow(outbox.effects, context)
             return
@@ -201,7 +202,7 @@ class Actor:
         placed = await self._producers.publish(chain(outputs, self._messages(changes, record, outbox, dead)), now_ms)
         self._checkpoint(f"{self.spec.table}:committed")
         changelog = (self._names.changelog(self.spec.table), self.partition)
-        self._store.write(changes, records.local_changes(), changelog_offset=placed[changelog][-1][-1])
+        self._store.write(changes, local_changes, changelog_offset=placed[changelog][-1][-1])
         self._checkpoint(f"{self.spec.table}:written")
         records.committed()
         self.record = record

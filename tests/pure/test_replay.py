@@ -6,8 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,115 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import envelope
-from schemas.commands import AnswersDue, CancelRequested, Parked, ProgressDue, RecoveryEnded, RowsSealed, WaitsDue
+from schemas.commands import AnswersDue, CancelRequested, CountersDue, Parked, ProgressDue, RecoveryEnded, RowsSealed, WaitsDue
 from schemas.events import CallCounts, Event, RowCounts, RowsCounted
 from schemas.providers import Providers
-from schemas.states import FOLLOWERS, OPEN, RECEIPT, TURN_KEY, Flag, Receipt, Segment, TurnRecord
+from schemas.states import FOLLOWERS, RECEIPT, WAITING, Flag, Receipt, Segment, TurnRecord
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
-from streams.engine.digest import digests_of
+from streams.engine import admission
 from streams.engine.waits import Waits
 from streams.errors import StateError, UsageError
-from streams.inbox import Delivery, Inbox
+from streams.inbox import Delivery
 from streams.refold import TABLES, Refold, Source, events_of
 from streams.replay import compare
-from streams.turn import Actor, AgentSpec, TurnNames
 from streams.until import EVERYTHING, Cut, UntilOffset, UntilTime, UntilTurn, parse_until
 from tests.pure import test_protocol_laws as laws
 from tests.support import given as g
+from tests.support import given_rows as rows
+from tests.support.line import NAMES, PUBLIC, Line
 from tests.support.memory import DictStore
 
-NAMES = TurnNames("app", "owner", 4)
-PUBLIC = TABLES["runs"].public_topics
 encode = msgspec.msgpack.encode
-
-
-@dataclass
-class Broker:
-    """What one actor published, in the place of its producers."""
-
-    journal: list[TurnRecord] = field(default_factory=list)
-    changelog: dict[bytes, bytes] = field(default_factory=dict)
-
-    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], list[range]]:
-        """Take what a turn publishes."""
-        placed = {}
-        for topic, partition, records in messages:
-            placed[topic, partition] = [range(at_ms, at_ms + 1)]
-            for key, value, *_ in records:
-                if topic == "turns":
-                    self.journal.append(msgspec.msgpack.decode(value, type=TurnRecord))
-                elif topic.endswith("-changelog"):
-                    self.changelog.pop(key, None) if value is None else self.changelog.update({key: value})
-        return placed
-
-    async def stop(self) -> None:
-        """Nothing to release."""
-
-
-@dataclass
-class Line:
-    """One partition with its topics: messages are put in, owners fold them, each turn is journalled."""
-
-    spec: AgentSpec
-    store: DictStore = field(default_factory=DictStore)
-    broker: Broker = field(default_factory=Broker)
-    topics: dict[str, list[Delivery]] = field(default_factory=dict)
-
-    def put(self, topic: str, value: bytes | None, *, gap: int = 0, headers: Sequence[tuple[str, bytes]] = ()) -> Delivery:
-        """Append a message; a ``gap`` is where a transaction left its marker."""
-        stored = self.topics.setdefault(topic, [])
-        delivery = Delivery(topic, (stored[-1].offset + 1 if stored else 0) + gap, None, value, headers)
-        stored.append(delivery)
-        return delivery
-
-    def put_events(self, topic: str, *events: Event, gap: int = 0) -> Delivery:
-        """Append one envelope."""
-        return self.put(topic, envelope.encode(events), gap=gap, headers=envelope.headers_of(topic))
-
-    async def owner(self, *turns: tuple[Sequence[Event], Sequence[Delivery]]) -> None:
-        """A new owner of the partition: it takes stock, then takes turns of these commands and messages."""
-        inbox = Inbox(self.spec.topics, bytes_max=1, turn_bytes_max=1)
-        quiet: Any = lambda *_: None  # noqa: E731 - both callbacks do nothing
-        producers: Any = self.broker
-        store: Any = self.store
-        actor = Actor(self.spec, 0, NAMES, store, producers, inbox, on_effects=quiet, on_failure=quiet)
-        await actor.turn([RecoveryEnded()], [])
-        for commands, deliveries in turns:
-            order = {topic: place for place, topic in enumerate(self.spec.topics)}
-            await actor.turn(commands, sorted(deliveries, key=lambda delivery: (order[delivery.topic], delivery.offset)))
-        await actor.stop()
-
-    def sources(self, record: TurnRecord) -> list[Source]:
-        """The messages of a turn's segments."""
-        return [
-            Source(segment.topic, delivery.offset, delivery.value, delivery.headers)
-            for segment in record.segments
-            for delivery in self.topics[segment.topic]
-            if segment.first <= delivery.offset <= segment.last
-        ]
-
-    def refolded(self, *, cached_records: int = 50) -> Refold:
-        """The journal folded again."""
-        store: Any = DictStore()
-        fold = Refold(self.spec.table, 0, NAMES.partitions, store, cached_records=cached_records)
-        for record in self.broker.journal:
-            fold.turn(record, self.sources(record))
-        return fold
-
-    def check(self) -> None:
-        """Live records, the changelog's and a replay's are the same bytes."""
-        live = {key: value for key, value in self.store.data.items() if key != TURN_KEY}
-        assert self.broker.journal
-        for cached in (1, 50):
-            fold: Any = self.refolded(cached_records=cached)
-            assert fold.store.data == live
-            assert fold.events == sum(len(events_of(r, self.sources(r), PUBLIC, "")) for r in self.broker.journal)
-            digests = digests_of(sorted(fold.store.data.items()))
-            assert digests == digests_of(sorted(self.store.data.items())) == digests_of(sorted(self.broker.changelog.items()))
-        # Else recovery would not make them again.
-        assert not any(key.startswith(OPEN) for key in self.broker.changelog)
 
 
 async def run(line: Line, turns: Sequence[tuple[Sequence[Event], Sequence[Delivery]]], owners: Sequence[int]) -> None:
@@ -370,3 +281,36 @@ def test_N6_the_receipts_of_these_tests_really_settle() -> None:
     line.check()
     assert [record.turn for record in line.broker.journal] == [1, 2]
     assert line.refolded().events == 4
+
+
+def test_N6_a_timer_that_finds_nothing_to_do_is_no_turn_and_a_replay_misses_nothing() -> None:
+    """It would cost a transaction; what it would write stands there already."""
+    line = Line(rows_agent())
+    added = line.put_events("row-work", rows.opened(), rows.added(rows.row(0), rows.row(1)))
+
+    async def played() -> None:
+        await line.owner(([], [added]), ([CountersDue("run")], []), ([CountersDue("run")], []))
+        assert [record.turn for record in line.broker.journal] == [1, 2]
+        await line.owner(([CountersDue("run")], []))
+
+    asyncio.run(played())
+    # The first turn of an owner raises the generation, whatever it finds; and it publishes what the last one had not.
+    assert [record.turn for record in line.broker.journal] == [1, 2, 3]
+    line.check()
+
+
+def test_N6_rows_that_waited_are_folded_again_as_they_were_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "ROWS_MIN", 0)
+    monkeypatch.setattr(admission, "SHARE_MIN", 2)
+    line = Line(rows_agent())
+    chunks = [rows.added(rows.row(first), rows.row(first + 1)) for first in range(0, 8, 2)]
+    added = line.put_events("row-work", rows.opened(), *chunks)
+    requests = rows.asked(rows.rows_table().given(rows.opened(), chunks[0]))
+    answers = line.put_events("tool-results", *(rows.answer(request, "v") for request in requests))
+
+    async def played() -> None:
+        await line.owner(([], [added]), ([], [answers]))
+
+    asyncio.run(played())
+    line.check()
+    assert len(list(line.store.scan(WAITING))) == 2

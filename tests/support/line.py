@@ -1,0 +1,109 @@
+"""One partition of one agent in memory: a real actor folds and journals, and its journal is folded again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from schemas import envelope
+from schemas.commands import RecoveryEnded
+from schemas.events import Event
+from schemas.states import OPEN, TURN_KEY, TurnRecord
+from streams.engine.digest import digests_of
+from streams.inbox import Delivery, Inbox
+from streams.refold import TABLES, Refold, Source, events_of
+from streams.turn import Actor, AgentSpec, TurnNames
+from tests.support.memory import DictStore
+
+NAMES = TurnNames("app", "owner", 4)
+PUBLIC = TABLES["runs"].public_topics
+
+
+@dataclass
+class Broker:
+    """What one actor published, in the place of its producers."""
+
+    journal: list[TurnRecord] = field(default_factory=list)
+    changelog: dict[bytes, bytes] = field(default_factory=dict)
+
+    async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], list[range]]:
+        """Take what a turn publishes."""
+        placed = {}
+        for topic, partition, records in messages:
+            placed[topic, partition] = [range(at_ms, at_ms + 1)]
+            for key, value, *_ in records:
+                if topic == "turns":
+                    self.journal.append(msgspec.msgpack.decode(value, type=TurnRecord))
+                elif topic.endswith("-changelog"):
+                    self.changelog.pop(key, None) if value is None else self.changelog.update({key: value})
+        return placed
+
+    async def stop(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass
+class Line:
+    """One partition with its topics: messages are put in, owners fold them, each turn is journalled."""
+
+    spec: AgentSpec
+    store: DictStore = field(default_factory=DictStore)
+    broker: Broker = field(default_factory=Broker)
+    topics: dict[str, list[Delivery]] = field(default_factory=dict)
+
+    def put(self, topic: str, value: bytes | None, *, gap: int = 0, headers: Sequence[tuple[str, bytes]] = ()) -> Delivery:
+        """Append a message; a ``gap`` is where a transaction left its marker."""
+        stored = self.topics.setdefault(topic, [])
+        delivery = Delivery(topic, (stored[-1].offset + 1 if stored else 0) + gap, None, value, headers)
+        stored.append(delivery)
+        return delivery
+
+    def put_events(self, topic: str, *events: Event, gap: int = 0) -> Delivery:
+        """Append one envelope."""
+        return self.put(topic, envelope.encode(events), gap=gap, headers=envelope.headers_of(topic))
+
+    async def owner(self, *turns: tuple[Sequence[Event], Sequence[Delivery]]) -> None:
+        """A new owner of the partition: it takes stock, then takes turns of these commands and messages."""
+        inbox = Inbox(self.spec.topics, bytes_max=1, turn_bytes_max=1)
+        quiet: Any = lambda *_: None  # noqa: E731 - both callbacks do nothing
+        producers: Any = self.broker
+        store: Any = self.store
+        actor = Actor(self.spec, 0, NAMES, store, producers, inbox, on_effects=quiet, on_failure=quiet)
+        await actor.turn([RecoveryEnded()], [])
+        for commands, deliveries in turns:
+            order = {topic: place for place, topic in enumerate(self.spec.topics)}
+            await actor.turn(commands, sorted(deliveries, key=lambda delivery: (order[delivery.topic], delivery.offset)))
+        await actor.stop()
+
+    def sources(self, record: TurnRecord) -> list[Source]:
+        """The messages of a turn's segments."""
+        return [
+            Source(segment.topic, delivery.offset, delivery.value, delivery.headers)
+            for segment in record.segments
+            for delivery in self.topics[segment.topic]
+            if segment.first <= delivery.offset <= segment.last
+        ]
+
+    def refolded(self, *, cached_records: int = 50) -> Refold:
+        """The journal folded again."""
+        store: Any = DictStore()
+        fold = Refold(self.spec.table, 0, NAMES.partitions, store, cached_records=cached_records)
+        for record in self.broker.journal:
+            fold.turn(record, self.sources(record))
+        return fold
+
+    def check(self) -> None:
+        """Live records, the changelog's and a replay's are the same bytes."""
+        live = {key: value for key, value in self.store.data.items() if key != TURN_KEY}
+        assert self.broker.journal
+        for cached in (1, 50):
+            fold: Any = self.refolded(cached_records=cached)
+            assert fold.store.data == live
+            assert fold.events == sum(len(events_of(r, self.sources(r), PUBLIC, "")) for r in self.broker.journal)
+            digests = digests_of(sorted(fold.store.data.items()))
+            assert digests == digests_of(sorted(self.store.data.items())) == digests_of(sorted(self.broker.changelog.items()))
+        # Else recovery would not make them again.
+        assert not any(key.startswith(OPEN) for key in self.broker.changelog)
