@@ -165,7 +165,8 @@ async def replayed(bootstrap: str, rows: int) -> None:
         async with Client(system.settings) as client:
             run = await client.submit(play("emails"), people(rows))
             assert (await ended(client, run)).type == "run.completed"
-        worker.stop()
+        worker.terminate()
+        worker.wait(60)
         found = json.loads(system.command("replay", "--json", "--diff", seconds=600.0))
         assert found["equal"], found
         tell("replay_events_per_second", found["events"] / found["seconds"], "events/s")
