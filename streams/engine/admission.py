@@ -72,7 +72,7 @@ def settled(share: RunShare, row: AddedRow) -> None:
 
 
 def admit(turn: RowsTurn, run: str, share: RunShare, add: Add) -> None:
-    """Let chunks in once half of the room is free, until there is none; those of a cancelled run at once: they are only counted.
+    """Let chunks in once half of the room is free, until there is none; those of a cancelled run in any case, to be counted.
 
     A few at a time would cost a turn here, and one of ``receipts``, for each few.
     """
@@ -83,7 +83,7 @@ def admit(turn: RowsTurn, run: str, share: RunShare, add: Add) -> None:
         return
     admitted = 0
     while share.waiting_first < share.waiting_next and (share.cancelled or _has_room(turn, share)):
-        if admitted >= TURN_MAX and not share.cancelled:
+        if admitted >= TURN_MAX:
             turn.outbox.effects.append(Wake(turn.context.now_ms, CountersDue(run)))
             break
         name = _name(run, share.waiting_first)

@@ -108,6 +108,17 @@ def test_M15_rows_that_wait_are_skipped_when_their_run_is_cancelled() -> None:
     assert share(table).rows == RowCounts(seen=44, skipped=44)
 
 
+def test_G4_M15_a_cancelled_run_is_counted_to_its_end_in_turns_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "TURN_MAX", 6)
+    table = rows_table()
+    table.given(opened(), *(chunk(first, 4) for first in range(0, 40, 4)))
+    outbox, turns = table.given(RunCancelled("run")), 1
+    while Wake(table.now_ms, CountersDue("run")) in outbox.effects:
+        outbox, turns = table.given(CountersDue("run")), turns + 1
+    assert share(table).rows == RowCounts(seen=40, skipped=40)
+    assert (turns, waiting(table)) == (4, [])
+
+
 def test_G4_a_turn_lets_in_so_many_and_says_when_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that stand need no room: without that, a rerun of a large dataset would be one turn."""
     table = rows_table()
