@@ -43,6 +43,7 @@ _V6: Final = tuple(
         ("ff00::/8", "multicast"),
         ("2001::/23", "reserved"),  # Teredo and other protocols' own
         ("2001:db8::/32", "reserved for documentation"),
+        ("2002::/16", "reserved"),  # 6to4, whose relays are gone; Python calls it private since 2024
         ("3fff::/20", "reserved for documentation"),
     )
 )
@@ -52,7 +53,6 @@ _GLOBAL_V6: Final = IPv6Network("2000::/3")
 _CARRIERS: Final = (
     (IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (IPv6Network("64:ff9b::/96"), 0),  # NAT64
-    (IPv6Network("2002::/16"), 80),  # 6to4
 )
 #: Marks of ISATAP in the lower half of an address, before an IPv4 address.
 _ISATAP: Final = frozenset((0x0000_5EFE, 0x0200_5EFE))

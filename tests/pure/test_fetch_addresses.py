@@ -70,6 +70,8 @@ def test_F4_what_lies_beside_a_forbidden_block_is_public(address: str) -> None:
         ("ff02::1", "multicast"),
         ("2001:0:4136:e378::1", "reserved"),
         ("2001:db8::1", "reserved for documentation"),
+        ("2002:808:808::1", "reserved"),
+        ("2002:7f00:1::1", "reserved"),
         ("3fff::1", "reserved for documentation"),
         ("100::1", "reserved"),
         ("5f00::1", "reserved"),
@@ -93,7 +95,6 @@ def carriers(address: IPv4Address) -> dict[str, IPv6Address]:
     return {
         "mapped": IPv6Address(0xFFFF << 32 | number),
         "NAT64": IPv6Address(0x64FF9B << 96 | number),
-        "6to4": IPv6Address(0x2002 << 112 | number << 80 | 1),
         "ISATAP": IPv6Address(0x2A00_1450 << 96 | 0x5EFE << 32 | number),
         "ISATAP of a public host": IPv6Address(0x2A00_1450 << 96 | 0x0200_5EFE << 32 | number),
     }
