@@ -167,9 +167,9 @@ class Dispatcher(Companion):
                     lane.queue(effect.receipt, effect.tool, effect.run, effect.need, *terms)
                     moved.add(effect.lane)
                 case Unqueued():
-                    if effect.lane in owned.lanes:
+                    if (lane := owned.lanes.get(effect.lane)) is not None:
                         for receipt in effect.receipts:
-                            owned.lanes[effect.lane].unqueue(receipt)
+                            lane.unqueue(receipt)
                 case ClaimFolded():
                     self._folded(partition, owned, effect)
                     moved.add(effect.lane)

@@ -196,10 +196,9 @@ class Actor:
             # A timer that found nothing to do: no state and no words come of it, so neither does a transaction.
             self._follow(outbox.effects, context)
             return
-        records.put(TURN_KEY, record)
         changes[TURN_KEY] = _encoder.encode(record)
         outputs = list(self._outputs(outbox))
-        placed = await self._producers.publish(chain(outputs, self._messages(changes, record, outbox, dead)), now_ms)
+        placed = await self._producers.publish(chain(outputs, self._messages(changes, outbox, dead)), now_ms)
         self._checkpoint(f"{self.spec.table}:committed")
         changelog = (self._names.changelog(self.spec.table), self.partition)
         self._store.write(changes, local_changes, changelog_offset=placed[changelog][-1][-1])
@@ -285,7 +284,6 @@ class Actor:
     def _messages(
         self,
         changes: Mapping[bytes, bytes | None],
-        record: TurnRecord,
         outbox: Outbox,
         dead: Sequence[Message],
     ) -> Iterable[Group]:
@@ -298,7 +296,7 @@ class Actor:
         yield (
             prefix + "turns",
             self.partition,
-            [(f"{self.spec.table}/{self.partition}".encode(), _encoder.encode(record), NO_HEADERS)],
+            [(f"{self.spec.table}/{self.partition}".encode(), changes[TURN_KEY], NO_HEADERS)],
         )
         yield (
             self._names.changelog(self.spec.table),

@@ -15,9 +15,7 @@ _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 def answer(records: Records, key: str, receipt: Receipt, what: Told, n: int, calls: tuple[tuple[str, Mark], ...]) -> CallsAnswered:
     """What callers are told of attempt ``n``: its value, why it failed, or why nobody knows."""
     if what is _COMPLETED:
-        output = receipt.attempts[n].output
-        if output is None:
-            output = output_of(records, key, receipt, n)
+        output = output_of(records, key, receipt, n)
         return CallsAnswered(key, n, _NO_RESULT if output == b"null" else _ANSWERED, calls, output=output)
     fault = fault_of(receipt.attempts[n])
     if what is _FAILED:

@@ -96,7 +96,7 @@ def lane_partition(lane: str, partitions: int) -> int:
 
 
 #: Run, row key, column and number of the refresh of a cell, and the key of its row's task.
-Place: TypeAlias = tuple[str, str, str, int, bytes]
+CellPlace: TypeAlias = tuple[str, str, str, int, bytes]
 
 
 def call_of(run: str, row: str, column: str, refreshed: int) -> str:
@@ -113,9 +113,9 @@ def cell_of(call: str) -> tuple[str, str, str, int]:
     return run, row, column, int(refreshed)
 
 
-def answered_cells(events: Sequence[Event]) -> dict[str, Place]:
+def answered_cells(events: Sequence[Event]) -> dict[str, CellPlace]:
     """The cells that events answer, by the names of their calls."""
-    found: dict[str, Place] = {}
+    found: dict[str, CellPlace] = {}
     for event in events:
         if isinstance(event, CallsAnswered):
             for call, _ in event.calls:

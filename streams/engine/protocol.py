@@ -81,6 +81,7 @@ class Need(msgspec.Struct, frozen=True):
     tries: int = 0
 
 
+#: What nearly all receipts need first.
 _FIRST = Need(1, 0, 1, 0, "")
 
 
@@ -300,7 +301,7 @@ def undisturbed(receipt: Receipt, stands: Standing) -> bool:
 
     Says no more than ``told`` does (tested), but without a look at each waiter: most receipts stand so after their claim.
     """
-    return stands[1] is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
+    return stands.verdict is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
 
 
 def waiting(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[Waiter]:
@@ -350,13 +351,10 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
         return None
     if not last and receipt.current is None:
         # Nothing was claimed and nothing is known, so all who stay wait.
-        epoch = -1
-        for waiter in waiters:
-            if waiter.outcome_epoch > epoch and stays(waiter):
-                epoch = waiter.outcome_epoch
-        if epoch < 1:
-            return None if epoch else _FIRST
-        return Need(1, epoch, 1, 0, "")
+        epoch = max([waiter.outcome_epoch for waiter in waiters if stays(waiter)], default=None)
+        if epoch is None:
+            return None
+        return Need(1, epoch, 1, 0, "") if epoch else _FIRST
     those = waiting(receipt, waiters, stands)
     if not those:
         return None
@@ -377,7 +375,7 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
 
 def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter], stands: Standing) -> bool:
     """Attempt ``n`` may be called for: it is the latest, it is live, and somebody who waits would take its value."""
-    if n != stands[0] or stands[1] is not _LIVE:
+    if n != stands.n or stands.verdict is not _LIVE:
         return False
     if undisturbed(receipt, stands):
         return any(map(stays, waiters))

@@ -306,13 +306,11 @@ class ReceiptsEngine:
     def _answer(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count = 0
-        current = receipt.current
-        all_get = None if current is None or receipt.refreshes else (_COMPLETED, current[1])
         for call, waiter in turn.calls(key, receipt):
             before = waiter.flag
             if before is _DONE or before is _WITHDRAWN:
                 continue
-            what, n = all_get or protocol.told(receipt, waiter, stands)
+            what, n = protocol.told(receipt, waiter, stands)
             if what is _WAITS:
                 if before is _FLAG_UNKNOWN and stands.live and unknowns.waits_again(turn.records, waiter):
                     turn.keep(key, receipt, call, waiter)

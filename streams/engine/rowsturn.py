@@ -11,7 +11,7 @@ from schemas import address
 from schemas.commands import CountersDue
 from schemas.events import CallCounts, Mark, RowCounts, RowsCounted
 from schemas.states import SHARE, RunShare, record_key
-from streams.engine.cells import Place, Program, programs
+from streams.engine.cells import CellPlace, Program, programs
 from streams.engine.port import Context, Outbox, Records, Wake
 
 #: Counters are published at most this often while rows are open.
@@ -31,7 +31,7 @@ class RowsTurn:
     calls: dict[str, dict[str, int]] = field(default_factory=dict)
     shares: dict[str, RunShare] = field(default_factory=dict)
     #: The cells whose answers this turn folds, by call.
-    answered: dict[str, Place] = field(default_factory=dict)
+    answered: dict[str, CellPlace] = field(default_factory=dict)
     ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
     #: Lane whose provider gave the answer that is being folded: what its row asks there next continues it (B1).
     answered_lane: str | None = None

@@ -52,12 +52,17 @@ def test_L3_L5_a_lease_with_too_little_left_is_renewed_before_the_call_and_one_t
     play(late())
 
 
-@story()
-async def test_L5_a_renewal_that_is_not_acknowledged_in_time_is_none_and_the_lease_is_given_back(it: World) -> None:
+async def renews(it: World) -> None:
+    """A grant came with too little of its lease left: the renewal is on its way, and not acknowledged."""
     await it.asks("a")
     it.log.acknowledges.clear()
     it.freezes(it.settings.lease_seconds - 0.05)
     await it.turn()
+
+
+@story()
+async def test_L5_a_renewal_that_is_not_acknowledged_in_time_is_none_and_the_lease_is_given_back(it: World) -> None:
+    await renews(it)
     assert (it.caller.asked, it.released) == ([], [])
     await it.passes(0.06)
     assert (it.caller.asked, it.released) == ([], ["a"])
@@ -69,10 +74,7 @@ async def test_L5_a_renewal_that_is_not_acknowledged_in_time_is_none_and_the_lea
 @story()
 async def test_L5_T10_an_acknowledgement_that_is_read_when_the_lease_was_over_counts_for_nothing(it: World) -> None:
     """The process stands still between the two: an owner elsewhere may have judged by then, and another may be calling."""
-    await it.asks("a")
-    it.log.acknowledges.clear()
-    it.freezes(it.settings.lease_seconds - 0.05)
-    await it.turn()
+    await renews(it)
     it.freezes(0.2)
     it.log.acknowledges.set()
     await it.settles()
@@ -142,10 +144,7 @@ async def test_L5_a_renewal_counts_from_when_it_was_sent_and_not_from_its_acknow
 
 @story()
 async def test_L5_a_worker_that_stops_while_it_renews_makes_no_call(it: World) -> None:
-    await it.asks("a")
-    it.log.acknowledges.clear()
-    it.freezes(it.settings.lease_seconds - 0.05)
-    await it.turn()
+    await renews(it)
     stopping = asyncio.create_task(it.dispatcher.stop())
     await it.settles()
     it.log.acknowledges.set()

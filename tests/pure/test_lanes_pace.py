@@ -112,6 +112,21 @@ def test_claims_are_made_ahead_of_the_ceiling_as_far_as_grants_are_slow_beside_c
     assert it.ahead == 0
 
 
+def test_B9_batches_are_claimed_ahead_of_their_own_ceiling_as_calls_for_one_are() -> None:
+    """Else half of their places would stand empty while the next claims are granted."""
+    it = lane(LanePace(concurrency=50, batches=2))
+    queue(it, (str(number) for number in range(40)), 0.0)
+    assert len(it.plan(0.0)[0]) == 2
+    for _ in range(200):
+        it.took(grant_seconds=0.12, call_seconds=0.1)
+    ahead = it.plan(0.0)[0]
+    assert (len(ahead), it.batches) == (2, 4)
+    for _ in range(2):
+        it.sends(batch=True)
+    assert not it.is_free(for_batch=True), "what is claimed ahead is not sent ahead"
+    assert it.plan(0.0)[0] == []
+
+
 def test_however_slow_grants_are_claims_ahead_are_bounded() -> None:
     it = lane(LanePace(concurrency=10), forms={})
     for _ in range(500):
