@@ -1,6 +1,6 @@
 """Folding one partition of one table again, turn by turn, as its owner did: the part of a replay that knows no Kafka.
 
-Turn records and messages in, records into a store. What an engine wants published or done is thrown away: this module and all
+Turn records and messages in, records out. What an engine wants published or done is thrown away: this module and all
 that it imports can neither publish nor call.
 """
 
@@ -14,17 +14,15 @@ import msgspec
 
 from schemas import envelope
 from schemas.commands import Command, Parked
-from schemas.events import Event
+from schemas.events import BatchClaimed, CallsAnswered, Event, LeaseExpired, LeaseReleased, RowsAdded
 from schemas.states import TurnRecord
-from streams.engine.port import Context, Engine, Outbox
+from streams.engine.port import Context, Engine, Outbox, P, PublicEvent
 from streams.engine.receipts import ReceiptsEngine
 from streams.engine.rows import RowsEngine
 from streams.engine.runs import RunsEngine
 from streams.errors import StateError
-from streams.table import RecordCache, Store, WorkingSet
+from streams.held import HeldRecords
 
-#: Decoded records kept between turns; a fold must not depend on their number.
-CACHED_RECORDS: Final = 50_000
 _judged_decoder = msgspec.msgpack.Decoder(Command)
 
 
@@ -62,19 +60,20 @@ class Unsent(Outbox):
     def send(self, topic: str, partition: int, event: Event) -> None:
         """Throw an event away."""
 
+    def publish(self, make: Callable[P, PublicEvent], *of: P.args, **named: P.kwargs) -> None:
+        """Make nothing."""
+
 
 class Refold:
-    """One partition of one table, folded into ``store`` up to the last turn that was given."""
+    """One partition of one table, folded into ``records`` up to the last turn that was given."""
 
-    def __init__(self, table: str, partition: int, partitions: int, store: Store, *, cached_records: int = CACHED_RECORDS) -> None:
-        self.table, self.partition, self.store = table, partition, store
+    def __init__(self, table: str, partition: int, partitions: int, records: HeldRecords) -> None:
+        self.table, self.partition, self.records = table, partition, records
         self.record = TurnRecord()
         self.events = 0
         self._partitions = partitions
         self._public = TABLES[table].public_topics
         self._engine = TABLES[table].engine()
-        self._cached_records = cached_records
-        self._cache = RecordCache(cached_records)
 
     def turn(self, record: TurnRecord, sources: Sequence[Source]) -> None:
         """Fold the turn that comes next, with the messages of its segments in their order. Raises ``StateError``."""
@@ -83,16 +82,24 @@ class Refold:
             last = f"turn {self.record.turn:,} of generation {self.record.generation}"
             raise StateError(f"{where}, of generation {record.generation}, stands in the journal behind {last}")
         events = events_of(record, sources, self._public, where)
-        if record.generation != self.record.generation:
-            # Each owner began with an empty cache.
-            self._cache = RecordCache(self._cached_records)
-        records = WorkingSet(self.store, self._cache)
         context = Context(self.partition, self._partitions, record.generation, record.at_ms)
-        self._engine.turn(records, events, Unsent(), context)
-        self.store.write(records.changes(), records.local_changes(), changelog_offset=record.turn)
-        records.committed()
+        self._engine.turn(self.records, events, Unsent(), context)
+        self.records.turn_over()
         self.record = record
-        self.events += len(events)
+        self.events += sum(map(folded_in, events))
+
+
+def folded_in(event: Event) -> int:
+    """How many events an element of a message stands for: rows, members of a claim and answered calls share one."""
+    match event:
+        case RowsAdded():
+            return len(event.rows)
+        case BatchClaimed() | LeaseReleased() | LeaseExpired():
+            return len(event.members)
+        case CallsAnswered():
+            return len(event.calls)
+        case _:
+            return 1
 
 
 def events_of(record: TurnRecord, sources: Iterable[Source], public_topics: frozenset[str], where: str) -> list[Event]:

@@ -1,7 +1,7 @@
 """Replay: every table of a system folded again from its topics, in the order that the journal of turns gives (N6).
 
 Reads and compares, and can do nothing else: it is built from modules that know no producer, no tools and no dispatcher
-(checked). Each partition goes through a temporary RocksDB, so that a million receipts need little memory.
+(checked). Of each partition a bounded number of records is held; the others are in a temporary RocksDB.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import gc
 import logging
 import multiprocessing
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -26,16 +28,18 @@ from aiokafka import AIOKafkaConsumer
 from streams.broker import topics
 from streams.engine.digest import Digests, differences, digests_of, name_of
 from streams.errors import PaidonceError, UsageError
-from streams.refold import CACHED_RECORDS, TABLES, Refold
+from streams.held import HELD_MAX, HeldRecords
+from streams.refold import TABLES, Refold
 from streams.settings import Settings
 from streams.table import Store, StoreMemory
-from streams.turnlog import PartitionLog, consumer_of, read_changelog
+from streams.turnlog import PartitionLog, consumer_of, count_messages, read_changelog
 from streams.until import EVERYTHING, Cut, Until, UntilOffset, UntilTime, UntilTurn
 
 #: Differing keys that are named.
 NAMED_MAX: Final = 5
-#: Records that gather before they go to RocksDB: a receipt is written some three times in its life, mostly soon after another.
-PENDING_RECORDS: Final = 20_000
+
+#: One partition of a table.
+Part = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,69 +89,74 @@ class Plan:
     folder: Path
     cut: Cut = EVERYTHING
     diff: bool = False
-    cached_records: int = CACHED_RECORDS
+    #: Give exact digests, too; a comparison does so in any case.
+    exact: bool = True
+    held_max: int = HELD_MAX
 
 
 def replay(plan: Plan, until: Until | None = None, *, processes: int = 1) -> tuple[list[Replayed], Pace]:
-    """Fold everything up to ``until``; several processes share the partitions.
+    """Fold everything up to ``until``; several processes share the partitions of the tables.
 
     Raises ``Unreachable``, ``TopicsError``, ``UsageError`` where ``until`` is not reached, and ``StateError`` where the log has a
     hole.
     """
-    plan = dataclasses.replace(plan, cut=asyncio.run(_begin(plan.settings, until)))
-    partitions, pace = range(plan.settings.partitions), Pace()
+    cut, messages = asyncio.run(_begin(plan.settings, until))
+    plan, pace = dataclasses.replace(plan, cut=cut), Pace()
     found: list[Replayed] = []
+    # The largest first, so that no process is left with it at the end.
+    parts = sorted(messages, key=messages.__getitem__, reverse=True)
     with contextlib.ExitStack() as opened:
-        fold_all: Callable[..., Iterable[tuple[list[Replayed], Pace]]] = map
-        if min(processes, len(partitions)) > 1:
-            # Spawned, not forked: RocksDB and aiokafka have threads.
-            pool = ProcessPoolExecutor(min(processes, len(partitions)), mp_context=multiprocessing.get_context("spawn"))
+        fold_all: Callable[..., Iterable[tuple[Replayed, Pace]]] = map
+        if min(processes, len(parts)) > 1:
+            # A copy of this process has all modules already; but one that has threads, as RocksDB has, must not be copied.
+            copied = sys.platform == "linux" and threading.active_count() == 1
+            context = multiprocessing.get_context("fork" if copied else "spawn")
+            pool = ProcessPoolExecutor(min(processes, len(parts)), mp_context=context)
             opened.callback(pool.shutdown, cancel_futures=True)
             fold_all = pool.map
         try:
-            for parts, took in fold_all(replay_partition, [plan] * len(partitions), partitions):
-                found += parts
+            for part, took in fold_all(replay_part, [plan] * len(parts), parts):
+                found.append(part)
                 pace.add(took)
         except BrokenProcessPool as error:
             raise PaidonceError(f"a process of the replay was ended; with less memory, take --processes 1: {error}") from error
     return sorted(found, key=lambda part: (list(TABLES).index(part.table), part.partition)), pace
 
 
-async def _begin(settings: Settings, until: Until | None) -> Cut:
+async def _begin(settings: Settings, until: Until | None) -> tuple[Cut, dict[Part, int]]:
+    """Where to stop, and the number of messages in each part."""
     async with consumer_of(settings) as consumer:
         await topics.check(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
-        return await find_cut(consumer, settings, until)
+        return await find_cut(consumer, settings, until), await count_messages(consumer, settings)
 
 
-def replay_partition(plan: Plan, partition: int) -> tuple[list[Replayed], Pace]:
-    """Fold this partition of every table."""
-    # Records live in bounded caches and die by reference counting; frequent full collections would only walk over them.
+def replay_part(plan: Plan, part: Part) -> tuple[Replayed, Pace]:
+    """Fold this partition of this table."""
+    # Records are held in bounded number and die by reference counting; frequent full collections would only walk over them.
     gc.set_threshold(100_000, 20, 100)
     # aiokafka logs what it then raises.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    return asyncio.run(_partition(plan, partition))
+    return asyncio.run(_part(plan, *part))
 
 
-async def _partition(plan: Plan, partition: int) -> tuple[list[Replayed], Pace]:
+async def _part(plan: Plan, table: str, partition: int) -> tuple[Replayed, Pace]:
     settings, memory, pace = plan.settings, StoreMemory(), Pace()
-    room, found = plan.folder / str(partition), []
-    with contextlib.ExitStack() as opened:
+    room = plan.folder / table / str(partition)
+    async with contextlib.AsyncExitStack() as opened:
         opened.callback(shutil.rmtree, room, ignore_errors=True)
-        folds: dict[str, Refold] = {}
-        for table in TABLES:
-            store = opened.enter_context(contextlib.closing(Store(room / table, memory, pending_max=PENDING_RECORDS)))
-            folds[table] = Refold(table, partition, settings.partitions, store, cached_records=plan.cached_records)
-        async with consumer_of(settings) as consumer:
-            await _fold(PartitionLog(consumer, settings, partition), folds, plan.cut, pace)
-            for table, fold in folds.items():
-                live = None
-                if plan.diff:
-                    with contextlib.closing(Store(room / f"{table}-live", memory)) as store:
-                        await read_changelog(consumer, settings, table, partition, fold.record.turn, store)
-                        live = compare(fold.store, store)
-                digests = digests_of(fold.store.scan(b""))
-                found.append(Replayed(table, partition, fold.record.turn, fold.record.at_ms, fold.events, digests, live))
-    return found, pace
+        consumer = await opened.enter_async_context(consumer_of(settings))
+        records = opened.enter_context(
+            contextlib.closing(HeldRecords(lambda: Store(room / "replayed", memory), held_max=plan.held_max))
+        )
+        fold = Refold(table, partition, settings.partitions, records)
+        await _fold(PartitionLog(consumer, settings, partition), fold, plan.cut, pace)
+        if plan.diff:
+            store = opened.enter_context(contextlib.closing(Store(room / "live", memory)))
+            await read_changelog(consumer, settings, table, partition, fold.record.turn, store)
+            digests, compared = compare(records, store)
+        else:
+            digests, compared = records.digests(exact=plan.exact), None
+        return Replayed(table, partition, fold.record.turn, fold.record.at_ms, fold.events, digests, compared), pace
 
 
 async def find_cut(consumer: AIOKafkaConsumer, settings: Settings, until: Until | None) -> Cut:
@@ -159,7 +168,7 @@ async def find_cut(consumer: AIOKafkaConsumer, settings: Settings, until: Until 
             return Cut(until.at_ms)
         case UntilTurn() | UntilOffset():
             log = PartitionLog(consumer, settings, until.partition)
-            await log.open(journal_only=True)
+            await log.open()
             last = "no turn at all"
             async for table, record in log.turns():
                 if table != until.table:
@@ -177,18 +186,13 @@ async def find_cut(consumer: AIOKafkaConsumer, settings: Settings, until: Until 
             raise UsageError(f"--until: {until.table}/{until.partition} has not come to {wanted} yet; it stands at {last}")
 
 
-async def _fold(log: PartitionLog, folds: dict[str, Refold], cut: Cut, pace: Pace) -> None:
-    await log.open()
-    going = dict(folds)
+async def _fold(log: PartitionLog, fold: Refold, cut: Cut, pace: Pace) -> None:
+    await log.open(TABLES[fold.table].topics)
     async for table, record in log.turns():
-        fold = going.get(table)
-        if fold is None:
+        if table != fold.table:
             continue
         if not cut.holds(table, log.partition, record):
-            del going[table]
-            if not going:
-                return
-            continue
+            return
         sources = await log.sources(table, record)
         started, events = time.perf_counter(), fold.events
         fold.turn(record, sources)
@@ -199,11 +203,11 @@ async def _fold(log: PartitionLog, folds: dict[str, Refold], cut: Cut, pace: Pac
         await asyncio.sleep(0)
 
 
-def compare(mine: Store, theirs: Store, *, named_max: int = NAMED_MAX) -> Compared:
-    """Hold a live partition, ``theirs``, against its replay."""
+def compare(replayed: HeldRecords, live: Store, *, named_max: int = NAMED_MAX) -> tuple[Digests, Compared]:
+    """Hold a live partition against its replay; also gives the digests of the replay."""
     differing = told = 0
     named: list[str] = []
-    for found in differences(mine.scan(b""), theirs.scan(b"")):
+    for found in differences(replayed.items(), live.scan(b"")):
         if not found.in_state:
             told += 1
             continue
@@ -211,4 +215,7 @@ def compare(mine: Store, theirs: Store, *, named_max: int = NAMED_MAX) -> Compar
         if len(named) < named_max:
             how = "missing in the replay" if found.mine is None else "missing live" if found.theirs is None else "not the same"
             named.append(f"{name_of(found.key)}: {how}")
-    return Compared(digests_of(theirs.scan(b"")), differing, tuple(named), told)
+    digests = replayed.digests()
+    # Where no byte differs, digests cannot.
+    digests_live = digests_of(live.scan(b"")) if differing or told else digests
+    return digests, Compared(digests_live, differing, tuple(named), told)

@@ -24,7 +24,7 @@ PENDING_BYTES_TOTAL: Final = 48 << 20
 RECORD_BYTES: Final = 200
 _UNREAD: Final = object()
 _NOTHING: Final[Mapping[bytes, bytes | None]] = {}
-_encoder = msgspec.msgpack.Encoder()
+encoder: Final = msgspec.msgpack.Encoder()
 _decoders: Final = {prefix: msgspec.msgpack.Decoder(kind) for prefix, kind in RECORD_TYPES.items()}
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -304,13 +304,20 @@ class WorkingSet:
 
     def changes(self) -> dict[bytes, bytes | None]:
         """Keys and new bytes of all that was changed, in that order; ``None`` is a removal."""
-        return _encoded(self._changed)
+        return encoded(self._changed)
 
     def local_changes(self) -> dict[bytes, bytes | None]:
         """The same of the records that follow from others."""
-        return _encoded(self._local)
+        return encoded(self._local)
 
 
-def _encoded(records: Mapping[bytes, msgspec.Struct | None]) -> dict[bytes, bytes | None]:
-    encode = _encoder.encode
+def decoded(key: bytes, raw: bytes) -> msgspec.Struct:
+    """The record under a key."""
+    record: msgspec.Struct = _decoders[key[:1]].decode(raw)
+    return record
+
+
+def encoded(records: Mapping[bytes, msgspec.Struct | None]) -> dict[bytes, bytes | None]:
+    """Records as they are stored; ``None`` is a removal."""
+    encode = encoder.encode
     return {key: None if record is None else encode(record) for key, record in records.items()}

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 import msgspec
@@ -53,6 +53,23 @@ async def consumer_of(settings: Settings) -> AsyncIterator[AIOKafkaConsumer]:
         raise Unreachable(f"no Kafka broker answers at {settings.broker} ({said}); correct --broker or PAIDONCE_BROKER") from error
     finally:
         await consumer.stop()
+
+
+async def count_messages(consumer: AIOKafkaConsumer, settings: Settings) -> dict[tuple[str, int], int]:
+    """How many messages each partition of each table may have folded, or some more."""
+    places = {
+        TopicPartition(settings.topic_prefix + topic, partition): (table, partition)
+        for table, folded in TABLES.items()
+        for topic in folded.topics
+        for partition in range(settings.partitions)
+    }
+    # Makes the consumer know all topics at once; what it would ask about unassigned ones one by one takes a second.
+    consumer.assign(list(places))
+    consumer.pause(*places)
+    counts = dict.fromkeys(places.values(), 0)
+    for tp, end in (await consumer.end_offsets(list(places))).items():
+        counts[places[tp]] += end
+    return counts
 
 
 class _Cursor:
@@ -126,9 +143,9 @@ class PartitionLog:
         self._prefix = settings.topic_prefix
         self._cursors: dict[str, _Cursor] = {}
 
-    async def open(self, *, journal_only: bool = False) -> None:
-        """Stand at the beginning of everything. Raises ``StateError`` where the journal's beginning is gone."""
-        topics = ["turns"] if journal_only else ["turns", *(topic for table in TABLES.values() for topic in table.topics)]
+    async def open(self, sources: Iterable[str] = ()) -> None:
+        """Stand at the beginning of the journal and of ``sources``. Raises ``StateError`` where that of the journal is gone."""
+        topics = ["turns", *sources]
         tps = {topic: TopicPartition(self._prefix + topic, self.partition) for topic in topics}
         self._consumer.assign(list(tps.values()))
         begins = await self._consumer.beginning_offsets(list(tps.values()))

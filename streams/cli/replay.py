@@ -41,7 +41,7 @@ def replay(
     cut = None if until is None else parse_until(until, partitions=settings.partitions, topic_prefix=settings.topic_prefix)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="paidonce-replay-") as folder:
-        found, pace = replayed(Plan(settings, Path(folder), diff=diff), cut, processes=processes or os.cpu_count() or 1)
+        found, pace = replayed(Plan(settings, Path(folder), diff=diff, exact=diff), cut, processes=processes or os.cpu_count() or 1)
     different = [part for part in found if part.live and (part.live.differing or (strict and part.live.told_differing))]
     if json:
         put_json(

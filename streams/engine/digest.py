@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from copy import copy
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,45 +27,64 @@ Item = tuple[bytes, bytes]
 
 
 def state_of(key: bytes, value: bytes) -> bytes:
-    """A record without what is no part of its state. Attempts are sorted, since claims and completions are topics of their own."""
+    """A record without what is no part of its state."""
     if key[0] == _RECEIPT:
-        receipt = _decode_receipt(value)
-        for waiter in receipt.waiters.values():
-            _untell(waiter)
-        receipt.attempts = dict(sorted(receipt.attempts.items()))
-        receipt.retry = None
-        return _encode(receipt)
-    if key[0] == _WAITER:
-        waiter = _decode_waiter(value)
-        _untell(waiter)
-        return _encode(waiter)
-    return value
+        return _encode(_state(_decode_receipt(value)))
+    return _encode(_state(_decode_waiter(value))) if key[0] == _WAITER else value
 
 
-def _untell(waiter: Waiter) -> None:
-    waiter.late = False
-    if waiter.flag is not Flag.WITHDRAWN:
-        waiter.flag = Flag.OPEN
+def _state(record: msgspec.Struct) -> msgspec.Struct:
+    """The same of a decoded record, which stays as it is."""
+    if isinstance(record, Waiter):
+        return _untold(record)
+    if not isinstance(record, Receipt):
+        return record
+    state = copy(record)
+    state.waiters = {call: _untold(waiter) for call, waiter in record.waiters.items()}
+    # Claims and completions are topics of their own.
+    state.attempts = dict(sorted(record.attempts.items()))
+    state.retry = None
+    return state
+
+
+def _untold(waiter: Waiter) -> Waiter:
+    state = copy(waiter)
+    state.late = False
+    if state.flag is not Flag.WITHDRAWN:
+        state.flag = Flag.OPEN
+    return state
 
 
 class Digests(NamedTuple):
-    """What one partition of a table holds: its records, the digest of their state, and the digest of all their bytes."""
+    """What a partition of a table holds: its records, the digest of their state and, where asked for, that of all their bytes."""
 
     records: int
     state: str
-    exact: str
+    exact: str | None
 
 
-def digests_of(items: Iterable[Item]) -> Digests:
+def digests_of(items: Iterable[Item], *, exact: bool = True) -> Digests:
     """Digests of records that come sorted by key, each once; those that have no part in it are passed over."""
-    state, exact = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    known = ((key, value) for key, value in items if key[0] in IN_DIGEST)
+    return _digests(((key, value, state_of(key, value)) for key, value in known), exact=exact)
+
+
+def digests_of_records(records: Iterable[tuple[bytes, msgspec.Struct]], *, exact: bool = True) -> Digests:
+    """The same of decoded records."""
+    known = ((key, record) for key, record in records if key[0] in IN_DIGEST)
+    return _digests(((key, _encode(record) if exact else b"", _encode(_state(record))) for key, record in known), exact=exact)
+
+
+def _digests(items: Iterable[tuple[bytes, bytes, bytes]], *, exact: bool) -> Digests:
+    """Digests of keys, values and states."""
+    of_states, of_values = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     records = 0
-    for key, value in items:
-        if key[0] in IN_DIGEST:
-            records += 1
-            exact.update(_framed(key, value))
-            state.update(_framed(key, state_of(key, value)))
-    return Digests(records, state.hexdigest(), exact.hexdigest())
+    for key, value, state in items:
+        records += 1
+        of_states.update(_framed(key, state))
+        if exact:
+            of_values.update(_framed(key, value))
+    return Digests(records, of_states.hexdigest(), of_values.hexdigest() if exact else None)
 
 
 def _framed(key: bytes, value: bytes) -> bytes:

@@ -5,15 +5,16 @@ The words shared by the pure engines and the turn that drives them. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from schemas.events import Event
 
 S = TypeVar("S", bound=msgspec.Struct)
+P = ParamSpec("P")
 
 
 class Records(Protocol):
@@ -97,6 +98,10 @@ class Outbox:
         if queue is None:
             queue = self.events[(topic, partition)] = []
         queue.append(event)
+
+    def publish(self, make: Callable[P, PublicEvent], *of: P.args, **named: P.kwargs) -> None:
+        """Owe users an event, made of these things: where nothing is published, none is made."""
+        self.public.append(make(*of, **named))
 
 
 class Engine(Protocol):

@@ -349,7 +349,7 @@ class RowsEngine:
         if newer is None or newer.run == run:
             # What comes after a run's end does not undo what a later run has made of the row.
             turn.records.put(name, sheet)
-            turn.outbox.public.append(published(dataset, row.key, sheet, turn.context.now_ms))
+            turn.outbox.publish(published, dataset, row.key, sheet, turn.context.now_ms)
         if status is not _UNKNOWN:
             # The sheet has it all; of the task only its identity is needed from here on.
             task.row, task.cells = AddedRow(row.position, row.key, b""), {}

@@ -16,18 +16,34 @@ from hypothesis import strategies as st
 
 from schemas import envelope
 from schemas.commands import AnswersDue, CancelRequested, CountersDue, Parked, ProgressDue, RecoveryEnded, RowsSealed, WaitsDue
-from schemas.events import CallCounts, Event, RowCounts, RowsCounted
+from schemas.events import (
+    AddedRow,
+    Answer,
+    BatchClaimed,
+    CallCounts,
+    CallsAnswered,
+    ClaimedMember,
+    Event,
+    LeaseExpired,
+    LeaseReleased,
+    Mark,
+    RowCounts,
+    RowsAdded,
+    RowsCounted,
+)
 from schemas.providers import Providers
-from schemas.states import FOLLOWERS, RECEIPT, WAITING, Flag, Receipt, Segment, TurnRecord
+from schemas.states import FOLLOWERS, RECEIPT, WAITING, Flag, Receipt, Segment, StoredValue, TurnRecord
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.engine import admission
+from streams.engine.digest import digests_of
 from streams.engine.waits import Waits
 from streams.errors import StateError, UsageError
+from streams.held import HeldRecords
 from streams.inbox import Delivery
-from streams.refold import TABLES, Refold, Source, events_of
-from streams.replay import compare
+from streams.refold import TABLES, Refold, Source, events_of, folded_in
+from streams.replay import Compared, compare
 from streams.until import EVERYTHING, Cut, UntilOffset, UntilTime, UntilTurn, parse_until
 from tests.pure import test_protocol_laws as laws
 from tests.support import given as g
@@ -82,8 +98,8 @@ def test_N6_R4_a_wait_that_was_over_is_folded_as_it_was_under_any_setting() -> N
     asyncio.run(played())
     line.check()
     assert not list(line.store.scan(FOLLOWERS))
-    kept: Any = line.refolded().store
-    receipt = msgspec.msgpack.decode(kept.data[RECEIPT + g.R.encode()], type=Receipt)
+    receipt = line.refolded().records.get(RECEIPT + g.R.encode(), Receipt)
+    assert receipt is not None
     assert receipt.waiters["c3"].flag is Flag.FAILED
 
 
@@ -174,27 +190,43 @@ def test_N6_a_turn_whose_messages_and_judgements_do_not_fit_together_is_refused_
         events_of(TurnRecord(4, judged=(b"\xc1",)), [], PUBLIC, "runs/0@4")
 
 
+def test_N6_rows_members_of_a_claim_and_answered_calls_are_events_each() -> None:
+    added = RowsAdded("r", tuple(AddedRow(n, f"{n}", b"{}") for n in range(7)))
+    claimed = BatchClaimed("l", "t", "b", "L", 1, tuple(ClaimedMember(f"{n}", 1, 0, 0) for n in range(5)))
+    given_back = LeaseReleased("L", claimed.members[:2])
+    answered = CallsAnswered("x", 1, Answer.COMPLETED, (("c1", Mark.LIVE), ("c2", Mark.IN_FLIGHT)), b"1")
+    events = [added, claimed, given_back, LeaseExpired("L", claimed.members[2:3]), answered, g.request("c1")]
+    assert [folded_in(event) for event in events] == [7, 5, 2, 1, 2, 1]
+
+
 @pytest.mark.parametrize("record", [turn(1), turn(3), turn(2, generation=0)])
 def test_N6_a_turn_that_does_not_come_next_is_refused(record: TurnRecord) -> None:
-    store: Any = DictStore()
-    fold = Refold("receipts", 0, 4, store)
+    open_store: Any = DictStore
+    fold = Refold("receipts", 0, 4, HeldRecords(open_store))
     fold.turn(turn(1), [])
     with pytest.raises(StateError, match=rf"receipts/0@{record.turn}, of generation .* behind turn 1 of generation 1"):
         fold.turn(record, [])
 
 
 def test_N6_what_differs_is_counted_and_the_first_few_are_named() -> None:
-    mine, theirs = DictStore(), DictStore()
-    mine.data = {b"v%d" % n: b"x" for n in range(8)}
-    theirs.data = {**dict.fromkeys(mine.data, b"y"), b"v8": b"x"}
-    del theirs.data[b"v0"]
-    one: Any = mine
-    other: Any = theirs
-    found = compare(one, other, named_max=3)
+    open_store: Any = DictStore
+    mine = HeldRecords(open_store)
+    for n in range(8):
+        mine.put(b"v%d" % n, StoredValue(b"x"))
+    same: Any = DictStore()
+    same.data = dict(mine.items())
+    other: Any = DictStore()
+    other.data = {**dict.fromkeys(same.data, encode(StoredValue(b"y"))), b"v8": encode(StoredValue(b"x"))}
+    del other.data[b"v0"]
+    digests, found = compare(mine, other, named_max=3)
     assert (found.differing, found.told_differing) == (9, 0)
     assert found.named == ("StoredValue 0: missing live", "StoredValue 1: not the same", "StoredValue 2: not the same")
-    assert compare(other, one, named_max=1).named == ("StoredValue 0: missing in the replay",)
-    assert compare(one, one).differing == 0
+    assert digests == mine.digests()
+    assert found.digests == digests_of(sorted(other.data.items()))
+    assert found.digests != digests
+    other.data = {**same.data, b"v9": encode(StoredValue(b"x"))}
+    assert compare(mine, other)[1].named == ("StoredValue 9: missing in the replay",)
+    assert compare(mine, same) == (mine.digests(), Compared(mine.digests(), 0, (), 0))
 
 
 # --- what a replay is made of -------------------------------------------------------------------------------

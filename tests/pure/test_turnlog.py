@@ -95,7 +95,7 @@ def read(consumer: Any) -> list[tuple[str, int, list[tuple[str, int]]]]:
 
     async def reading() -> list[tuple[str, int, list[tuple[str, int]]]]:
         log = PartitionLog(consumer, SETTINGS, 0)
-        await log.open()
+        await log.open(topic for table in TABLES.values() for topic in table.topics)
         found = []
         async for table, record in log.turns():
             sources = await log.sources(table, record)
