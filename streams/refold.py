@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas import envelope
-from schemas.commands import Command, Parked
+from schemas.commands import Command, Parked, RowsAppended, RunRequested
 from schemas.events import BatchClaimed, CallsAnswered, Event, LeaseExpired, LeaseReleased, RowsAdded
 from schemas.states import TurnRecord
 from streams.engine.port import Context, Engine, Outbox, P, PublicEvent
@@ -92,8 +92,10 @@ class Refold:
 def folded_in(event: Event) -> int:
     """How many events an element of a message stands for: rows, members of a claim and answered calls share one."""
     match event:
-        case RowsAdded():
+        case RowsAdded() | RowsAppended():
             return len(event.rows)
+        case RunRequested():
+            return 1 + len(event.rows)
         case BatchClaimed() | LeaseReleased() | LeaseExpired():
             return len(event.members)
         case CallsAnswered():

@@ -41,8 +41,9 @@ def _state(record: msgspec.Struct) -> msgspec.Struct:
         return record
     state = copy(record)
     state.waiters = {call: _untold(waiter) for call, waiter in record.waiters.items()}
-    # Claims and completions are topics of their own.
-    state.attempts = dict(sorted(record.attempts.items()))
+    if len(record.attempts) > 1:
+        # Claims and completions are topics of their own.
+        state.attempts = dict(sorted(record.attempts.items()))
     state.retry = None
     return state
 

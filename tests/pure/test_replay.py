@@ -15,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import envelope
-from schemas.commands import AnswersDue, CancelRequested, CountersDue, Parked, ProgressDue, RecoveryEnded, RowsSealed, WaitsDue
+from schemas.commands import (
+    AnswersDue,
+    CancelRequested,
+    CountersDue,
+    Parked,
+    ProgressDue,
+    RecoveryEnded,
+    RowsAppended,
+    RowsSealed,
+    WaitsDue,
+)
 from schemas.events import (
     AddedRow,
     Answer,
@@ -197,6 +207,8 @@ def test_N6_rows_members_of_a_claim_and_answered_calls_are_events_each() -> None
     answered = CallsAnswered("x", 1, Answer.COMPLETED, (("c1", Mark.LIVE), ("c2", Mark.IN_FLIGHT)), b"1")
     events = [added, claimed, given_back, LeaseExpired("L", claimed.members[2:3]), answered, g.request("c1")]
     assert [folded_in(event) for event in events] == [7, 5, 2, 1, 2, 1]
+    chunk = RowsAppended("r", 0, (b"{}", b"{}", b"{}"), "")
+    assert folded_in(chunk) == 3
 
 
 @pytest.mark.parametrize("record", [turn(1), turn(3), turn(2, generation=0)])
