@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
+from pydantic import ValidationError
 
 from schemas import envelope
 from schemas.address import spread
@@ -36,6 +37,7 @@ from streams.engine.cells import call_of
 from streams.engine.compile import lane_of
 from streams.errors import UsageError
 from streams.publiclog import PublicLog
+from streams.submission import faults_of
 
 #: Longest text of a value in a time line; the receipt has all of it.
 SHOWN_MAX = 200
@@ -93,9 +95,9 @@ async def history(log: PublicLog, partitions: int, request: RunRequested, row: s
     await _requests(log, here, cell, calls)
     wanted = set(cell.receipts)
     for topic in ("receipt-claims", "receipt-completions", "lane-control"):
-        async for at_ms, event in _events(log, topic, here):
+        async for at_ms, event in _events(log, topic, here, cell):
             cell.steps += _of_receipts(at_ms, event, wanted)
-    async for at_ms, event in _events(log, "tool-results", home):
+    async for at_ms, event in _events(log, "tool-results", home, cell):
         if isinstance(event, CallsAnswered) and event.receipt in wanted:
             cell.steps += [_answered(at_ms, event, call, mark.value) for call, mark in event.calls if call in calls]
     await _sheet(log, home, cell, f"{request.play.dataset_name}/{row}".encode())
@@ -105,7 +107,7 @@ async def history(log: PublicLog, partitions: int, request: RunRequested, row: s
 
 async def _requests(log: PublicLog, partition: int, cell: History, calls: set[str]) -> None:
     others: dict[str, int] = {}
-    async for at_ms, event in _events(log, "tool-requests", partition):
+    async for at_ms, event in _events(log, "tool-requests", partition, cell):
         if isinstance(event, ToolRequested) and event.call in calls:
             cell.receipts += [name for name in (event.receipt, event.kept_under) if name and name not in cell.receipts]
             cell.input = parse_json(event.input)
@@ -170,20 +172,34 @@ def _answered(at_ms: int, event: CallsAnswered, call: str, mark: str) -> Step:
 
 
 async def _sheet(log: PublicLog, partition: int, cell: History, key: bytes) -> None:
-    value = None
+    newest = None
     async for record in log.stored([_of(log, "map-rows", partition)]):
         if record.key == key:
-            value = record.value
-    if value is not None:
-        found = MapRow.model_validate_json(value).cells.get(cell.column)
+            newest = record
+    if newest is not None and newest.value is not None:
+        try:
+            read = MapRow.model_validate_json(newest.value)
+        except ValidationError as error:
+            cell.steps.append(_unreadable(newest, f"is no state of a row: {faults_of(error, 'map-rows')}"))
+            return
+        found = read.cells.get(cell.column)
         cell.cell = None if found is None else found.model_dump(exclude_none=True)
         cell.status = "" if found is None else found.status
 
 
-async def _events(log: PublicLog, topic: str, partition: int) -> AsyncIterator[tuple[int, Event]]:
+async def _events(log: PublicLog, topic: str, partition: int, cell: History) -> AsyncIterator[tuple[int, Event]]:
     async for record in log.stored([_of(log, topic, partition)]):
-        for event in envelope.unpack(topic, record.value, record.headers):
+        try:
+            events = envelope.unpack(topic, record.value, record.headers)
+        except envelope.EnvelopeError as error:
+            cell.steps.append(_unreadable(record, f"is with the dead letters, no worker has folded it: {error}"))
+            continue
+        for event in events:
             yield record.timestamp, event
+
+
+def _unreadable(record: ConsumerRecord, why: str) -> Step:
+    return Step(record.timestamp, "unreadable", f"the message {record.topic}/{record.partition}@{record.offset} {why}")
 
 
 def _of(log: PublicLog, topic: str, partition: int) -> TopicPartition:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from aiokafka import ConsumerRecord
 from pydantic import ValidationError
@@ -21,9 +22,14 @@ from streams.errors import UsageError
 from streams.publiclog import PublicLog, broker_errors
 from streams.settings import Settings
 from streams.sheet import RunSheet
+from streams.submission import faults_of
 
 #: How long the answer to an operation is waited for; a worker that is away answers later, and nobody listens then.
 ANSWER_SECONDS = 20.0
+#: A longer number is no position of any input.
+POSITION_DIGITS_MAX = 12
+ANY_KEY = "0" * DIGEST_CHARS
+HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 class Operations:
@@ -43,33 +49,43 @@ class Operations:
     ) -> OperationEvent | None:
         """Say that an unknown cell was ``paid``, with the tool's output, or ``unpaid``; ``None`` where nobody answers in time.
 
-        ``row`` is the row's key or its input position. Raises ``UsageError`` for a row that the run does not have.
+        ``row`` is the row's key or its input position. Raises ``UsageError`` for a row that the run does not have, and for what
+        cannot be in such a request.
         """
-        await self.log.ready()
-        key = await self.row_key(run, row)
-        said: dict[str, object] = {"run": run, "row": key, "column": column, "outcome": outcome, "who": _who(who), "reason": reason}
+        said: dict[str, object] = {"run": run, "row": row, "column": column, "outcome": outcome, "who": _who(who), "reason": reason}
         if outcome == "paid":
             said["value"] = value
-        request = CellResolved.model_validate(said | {"operation": secrets.token_hex(8)})
-        return await self._asked(run, request)
+        # What can be found wrong here is told before anybody is asked.
+        _checked(CellResolved, said | {"row": ANY_KEY})
+        await self.log.ready()
+        return await self._asked(run, _checked(CellResolved, said | {"row": await self.row_key(run, row)}))
 
     async def forget(self, receipt: str, lane: str, *, who: str | None = None, reason: str = "") -> OperationEvent | None:
-        """Ask for a receipt to be dropped; ``None`` where nobody answers in time."""
+        """Ask for a receipt to be dropped; ``None`` where nobody answers in time. Raises ``UsageError``."""
+        said = {"receipt": receipt, "lane": lane, "who": _who(who), "reason": reason}
+        request = _checked(ReceiptForgotten, said)
         await self.log.ready()
-        operation = secrets.token_hex(8)
-        request = ReceiptForgotten(receipt=receipt, lane=lane, who=_who(who), reason=reason, operation=operation)
         return await self._asked(receipt, request)
 
     async def row_key(self, run: str, row: str) -> str:
         """The key of a row by its key or its input position (from 0). Raises ``UsageError``."""
-        if len(row) == DIGEST_CHARS:
+        if is_digest(row):
             return row
-        if not row.isdecimal():
-            raise UsageError(f"row {row!r}: expected the row's position in the input (from 0) or its key of {DIGEST_CHARS} digits")
+        if not row.isascii() or not row.isdecimal() or len(row) > POSITION_DIGITS_MAX:
+            shown = row if len(row) <= DIGEST_CHARS else row[:DIGEST_CHARS] + "..."
+            raise UsageError(
+                f"row {shown!r}: expected the row's position in the input (from 0) or its key of {DIGEST_CHARS} digits"
+            )
         with await self.input_of(run) as sheet:
             if int(row) >= len(sheet):
                 raise UsageError(f"row {row}: run {run!r} has {len(sheet):,} rows here; the first is 0")
             return sheet.key_at(int(row))
+
+    async def check_row(self, run: str, key: str) -> None:
+        """Raise ``UsageError`` where no input line of the run has this row key."""
+        with await self.input_of(run) as sheet:
+            if key not in sheet:
+                raise UsageError(f"row {key}: none of the {len(sheet):,} rows of run {run!r} has this key")
 
     async def request_of(self, run: str) -> RunRequested:
         """The request that a run came from, without its rows. Raises ``UsageError``."""
@@ -113,6 +129,21 @@ def _told(records: Iterable[ConsumerRecord]) -> Iterable[OperationEvent]:
             yield OperationEvent.model_validate_json(record.value or b"")
         except ValidationError:
             continue  # a run's own event, or anyone's
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text can be the key of a row or a receipt."""
+    return len(text) == DIGEST_CHARS and set(text) <= HEX_DIGITS
+
+
+R = TypeVar("R", CellResolved, ReceiptForgotten)
+
+
+def _checked(kind: type[R], said: Mapping[str, object]) -> R:
+    try:
+        return kind.model_validate({**said, "operation": secrets.token_hex(8)})
+    except ValidationError as error:
+        raise UsageError(faults_of(error, "operation")) from error
 
 
 def _who(given: str | None) -> str:

@@ -92,8 +92,9 @@ async def detail(settings: Settings, receipt: str) -> Detail | None:
     found = Detail()
     async for record in _changelog(settings):
         key = cast(bytes, record.key)
-        if key[1 : 1 + len(name)] == name:
-            _take(found, key[:1], key[2 + len(name) :].decode(), record.value, record.timestamp)
+        of, _, rest = key[1:].partition(b"\x00")
+        if of == name:
+            _take(found, key[:1], rest.decode(), record.value, record.timestamp)
     return None if found.receipt is None else found
 
 

@@ -129,6 +129,9 @@ class RunSheet:
                 pass  # the run was refused for it; its line is exported all the same
             self._inputs.append(self._keep(digest + text))
 
+    def __contains__(self, key: str) -> bool:
+        return bytes.fromhex(key) in self._states
+
     def key_at(self, position: int) -> str:
         """Row key of an input line, in hex."""
         self._file.flush()

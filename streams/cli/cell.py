@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Annotated, Any
 
@@ -44,7 +45,10 @@ async def _history(settings: Settings, run: str, row: str, column: str) -> Histo
     async with Operations(settings) as operations:
         await operations.log.ready()
         key = await operations.row_key(run, row)
-        return await history(operations.log, settings.partitions, await operations.request_of(run), key, column)
+        found = await history(operations.log, settings.partitions, await operations.request_of(run), key, column)
+        if found.cell is None and not found.receipts:
+            await operations.check_row(run, key)
+        return found
 
 
 def price_of(settings: Settings, tool: str) -> dict[str, Any] | None:
@@ -71,7 +75,7 @@ def resolve(
     if (outcome == "paid") is not (value is not None):
         raise UsageError("--as paid needs --value JSON (null where the tool found nothing); --as unpaid has none")
     try:
-        said = None if value is None else parse_json(value.encode())
+        said = None if value is None else parse_json(os.fsencode(value))
     except InvalidJson as error:
         raise UsageError(f"--value: {error}") from error
 

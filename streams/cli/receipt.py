@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from schemas.address import DIGEST_CHARS
 from schemas.canonical import dump_json
 from streams import receiptview
 from streams.cli.options import settings_of
 from streams.cli.show import Json
 from streams.cli.terminal import OK, UNKNOWN_OUTCOMES, put, put_json, put_table, say
 from streams.errors import Unreachable, UsageError
-from streams.operations import Operations
+from streams.operations import Operations, is_digest
 
 Receipt = Annotated[str, typer.Argument(help="The receipt's key, as the sheet's cells name it.", show_default=False)]
 Who = Annotated[str | None, typer.Option("--who", help="Who says so; default this user.")]
@@ -51,13 +52,14 @@ def list_receipts(
 @app.command()
 def show(context: typer.Context, receipt: Receipt, json: Json = False) -> int:
     """One receipt: what was asked, its attempts, its callers."""
-    found = asyncio.run(receiptview.detail(settings_of(context), receipt))
+    found = asyncio.run(receiptview.detail(settings_of(context), _key(receipt)))
     if found is None:
         raise UsageError(f"there is no receipt {receipt!r}; paidonce receipt list shows what there is")
     told = receiptview.as_json(receipt, found)
+    code = UNKNOWN_OUTCOMES if told["state"] == "unknown" else OK
     if json:
         put_json(told)
-        return OK
+        return code
     attempts, callers = told.pop("attempts"), told.pop("callers")
     if (since := told["unknown_since_ms"]) is not None:
         told["unknown for"] = age(time.time_ns() // 1_000_000 - since)
@@ -66,14 +68,14 @@ def show(context: typer.Context, receipt: Receipt, json: Json = False) -> int:
         "attempts", ("what", "value"), [(f"{one['n']} {name}", _text(value)) for one in attempts for name, value in one.items()]
     )
     put_table("callers", ("call", "run", "told"), [(one["call"], one["run"], one["told"]) for one in callers])
-    return UNKNOWN_OUTCOMES if told["state"] == "unknown" else OK
+    return code
 
 
 @app.command()
 def forget(context: typer.Context, receipt: Receipt, reason: Reason = "", who: Who = None) -> int:
     """Drop a receipt, so that the next request pays for it again; refused while open work refers to it."""
     settings = settings_of(context)
-    found = asyncio.run(receiptview.detail(settings, receipt))
+    found = asyncio.run(receiptview.detail(settings, _key(receipt)))
     if found is None or found.receipt is None or not found.receipt.lane:
         raise UsageError(f"there is no receipt {receipt!r}; paidonce receipt list shows what there is")
     lane = found.receipt.lane
@@ -90,6 +92,14 @@ def forget(context: typer.Context, receipt: Receipt, reason: Reason = "", who: W
         return OK
 
     return asyncio.run(asked())
+
+
+def _key(receipt: str) -> str:
+    if not is_digest(receipt):
+        raise UsageError(
+            f"receipt {receipt!r}: expected a whole key, {DIGEST_CHARS} hexadecimal digits; paidonce receipt list has them"
+        )
+    return receipt
 
 
 def age(milliseconds: int) -> str:
