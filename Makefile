@@ -9,6 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+# Compiled modules are kept beside the packages, whatever the shell says: the tests start hundreds of processes, each of which would
+# else compile for half a second.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+
 .PHONY: demo test test-deep check lint types bench soak explore clean
 
 demo: $(VENV)/.demo

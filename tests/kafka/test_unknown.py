@@ -76,6 +76,9 @@ async def test_U2_U3_a_killed_call_is_unknown_and_a_person_settles_it(system: Sy
         assert [line["state"] for line in listed] == ["unknown"] * ROWS
         assert all(0 <= line["age_seconds"] < 600 for line in listed)
 
+        for arguments in ((), ("--json",)):
+            system.command("receipt", "show", listed[0]["receipt"], *arguments, code=5)
+
         # As paid: the cell of both runs is completed, the ledger stays.
         value = json.dumps({"valid": True})
         said = ("cell", "resolve", "first", "0", "check", "--as", "paid", "--value", value, "--reason", "bill")
