@@ -18,6 +18,8 @@ from schemas.states import OPEN, RECEIPT, RECORD_TYPES, TURN_KEY, WAITER, Flag, 
 
 #: First bytes of the keys of all records that have a part in the digest.
 IN_DIGEST: Final = frozenset(prefix[0] for prefix in RECORD_TYPES if prefix not in (TURN_KEY, OPEN))
+#: Hexadecimal digits of a digest that are shown and compared: 128 bits.
+DIGEST_CHARS: Final = 32
 _RECEIPT, _WAITER = RECEIPT[0], WAITER[0]
 _encode = msgspec.msgpack.Encoder().encode
 _decode_receipt = msgspec.msgpack.Decoder(Receipt).decode
@@ -78,14 +80,15 @@ def digests_of_records(records: Iterable[tuple[bytes, msgspec.Struct]], *, exact
 
 def _digests(items: Iterable[tuple[bytes, bytes, bytes]], *, exact: bool) -> Digests:
     """Digests of keys, values and states."""
-    of_states, of_values = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    # Processors have instructions for it, unlike for BLAKE2, which takes three times as long.
+    of_states, of_values = hashlib.sha256(), hashlib.sha256()
     records = 0
     for key, value, state in items:
         records += 1
         of_states.update(_framed(key, state))
         if exact:
             of_values.update(_framed(key, value))
-    return Digests(records, of_states.hexdigest(), of_values.hexdigest() if exact else None)
+    return Digests(records, of_states.hexdigest()[:DIGEST_CHARS], of_values.hexdigest()[:DIGEST_CHARS] if exact else None)
 
 
 def _framed(key: bytes, value: bytes) -> bytes:
