@@ -55,6 +55,13 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
         self.beat_at = time.monotonic()
         self.thread_loop.call_later(1.0, self._beat)
 
+    def close(self) -> None:
+        """Nothing: ``on_thread_stop`` closes the consumer in the thread that owns it.
+
+        Faust calls this from the main thread when a rebalance meets a stop, and would there close connections and timers of the
+        thread's event loop while that runs: a segmentation fault in uvloop.
+        """
+
     async def on_thread_stop(self) -> None:
         """Stop the consumer, also while its broker is away: a thread that dies here is waited for in vain.
 

@@ -7,15 +7,11 @@ module opens and closes actors, and ends the process when something is wrong tha
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import faust
 from aiokafka import TopicPartition
@@ -23,8 +19,9 @@ from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from streams.broker import topics
+from streams.datafolder import DataFolder
 from streams.engine.port import Context, Effect
-from streams.errors import ConfigurationError, Fenced, PaidonceError, StateError, Unreachable
+from streams.errors import Fenced, PaidonceError, StateError, Unreachable
 from streams.faust_tables import FAUST_SETTINGS, BulkTable
 from streams.handover import HandOver
 from streams.inbox import Delivery, Inbox
@@ -42,6 +39,8 @@ log = logging.getLogger(__name__)
 KNOCK_SECONDS = 5.0
 #: What a stop may take beyond the grace time of calls in flight.
 STOP_SECONDS = 15.0
+#: A worker that the group has told nothing for so long was forgotten: a rebalance ends in half of it.
+JOIN_SECONDS = 120.0
 
 
 class Companion:
@@ -97,7 +96,8 @@ class Worker:
         self._generation = -1
         self._stop = asyncio.Event()
         self._memory = StoreMemory(write_buffer_bytes=self.settings.write_buffer_bytes, cache_bytes=self.settings.block_cache_bytes)
-        self._lock: IO[str] | None = None
+        self._folder = DataFolder(self.settings.data)
+        self._joined = asyncio.Event()
         tables = {topic: spec.table for spec in self.specs for topic in spec.topics}
         self.handover = HandOver(self.actors, tables, self.settings.topic_prefix)
         #: Grows with each revocation: what was begun before it is given up.
@@ -113,20 +113,21 @@ class Worker:
     async def run(self) -> int:
         """Work until stopped; returns the exit code: 0 after an orderly stop."""
         try:
-            self._lock_folder()
+            self._folder.lock()
             await topics.check(
                 self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables
             )
-            await self._claim_folder()
+            self._folder.claim(f"{self.settings.app} on cluster {await topics.cluster_of(self.connection)}")
             await self.companion.start()
             self.app = self._build()
-            await self.app.start()
-            watchdog = self._watch()
-            knocking = asyncio.create_task(self._knock(), name="broker")
-            await self.app.wait_for_stopped(self._stop)
+            looking = asyncio.create_task(self._knock()), asyncio.create_task(self._join_in_time())
+            watchdog = await self._started()
+            if watchdog is not None:
+                await self.app.wait_for_stopped(self._stop)
+                watchdog.stop()
             deadline = end_by(self.settings.grace_seconds + STOP_SECONDS, self.failure.exit_code if self.failure else EXIT_CODE)
-            watchdog.stop()
-            knocking.cancel()
+            for task in looking:
+                task.cancel()
             await self.app.stop()
             deadline.cancel()
         except PaidonceError as error:
@@ -134,14 +135,32 @@ class Worker:
         except KafkaError as error:  # the broker went just now; Faust's own producer lets that through
             self.failure = self.failure or Unreachable(f"no Kafka broker answers at {self.settings.broker}: {error!r}")
         finally:
-            if self._lock is not None:
-                self._lock.close()
+            self._folder.release()
         if self.failure is None and getattr(self, "app", None) is not None and self.app.crash_reason is not None:
             self.failure = PaidonceError(f"the stream client crashed: {self.app.crash_reason!r}")
         if self.failure is not None:
             log.error("worker stops: %s", self.failure)
             return self.failure.exit_code
         return 0
+
+    async def _started(self) -> Watchdog | None:
+        """Start the app; ``None`` where a stop was asked for meanwhile: a start that waits for a broker does not hear of it."""
+        starting = asyncio.create_task(self.app.start())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            return None
+        await starting
+        return self._watch()
+
+    async def _join_in_time(self) -> None:
+        """Stop with an error when the group never answers: aiokafka keeps an error of the first join to itself (0.14)."""
+        try:
+            await asyncio.wait_for(self._joined.wait(), JOIN_SECONDS)
+        except TimeoutError:
+            self.fail(Unreachable(f"the consumer group {self.settings.app} gave this worker no word for {JOIN_SECONDS:g} s"))
 
     def _watch(self) -> Watchdog:
         """End the process when it only looks alive: its partitions must go to someone who folds them."""
@@ -193,32 +212,10 @@ class Worker:
             self.failure = self.failure or error
             self._stop.set()
 
-    def _lock_folder(self) -> None:
-        self.settings.data.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.settings.data / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(
-                f"data folder {self.settings.data} is in use by another worker; give each its own with --data"
-            ) from error
-
-    async def _claim_folder(self) -> None:
-        """A data folder belongs to one system on one cluster: tables of another would be mixed up, and calls paid again."""
-        mine = f"{self.settings.app} on cluster {await topics.cluster_of(self.connection)}"
-        path = self.settings.data / "belongs-to"
-        if not path.exists():
-            path.write_text(mine)
-        theirs = path.read_text()
-        if theirs != mine:
-            raise ConfigurationError(
-                f"data folder {self.settings.data} belongs to {theirs}, this worker to {mine}; give it another folder with --data"
-            )
-
     def _build(self) -> _App:
         settings = self.settings
         folder = settings.data.resolve()
-        instance = _instance_id(folder)
+        instance = self._folder.instance_id()
         app = _App(
             settings.app,
             broker=[f"kafka://{address}" for address in settings.broker.split(",")],
@@ -239,6 +236,7 @@ class Worker:
             app.tables.add(table)
             self._route(app, spec)
         app.on_partitions_revoked.connect(self._on_revoked)
+        app.on_partitions_assigned.connect(self._on_assigned)
         app.finalize()
         return app
 
@@ -366,6 +364,9 @@ class Worker:
             for topic, offset in actor.record.offsets.items()
         }
 
+    async def _on_assigned(self, *_args: Any, **_kwargs: Any) -> None:
+        self._joined.set()
+
     async def _on_revoked(self, *_args: Any, **_kwargs: Any) -> None:
         self._tenure += 1
         await self.companion.revoked()
@@ -385,13 +386,3 @@ class Worker:
         for table in self.tables:
             async with self._placing[table]:
                 await self._close(table)
-
-
-def _instance_id(folder: Path) -> str:
-    """The worker's stable name (static group membership), kept in its data folder."""
-    path = folder / "instance-id"
-    if not path.exists():
-        temporary = folder / f"instance-id.{os.getpid()}"
-        temporary.write_text(f"worker-{uuid.uuid4().hex[:12]}\n")
-        temporary.replace(path)
-    return path.read_text().strip()

@@ -1,0 +1,43 @@
+"""A worker whose broker falls silent while it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.proxy import ProxiedBroker, Proxy
+from tests.support.system import System
+from tests.support.wait import wait_until
+
+#: One process runs these tests and those of the settlement, which need such a broker, too.
+pytestmark = pytest.mark.xdist_group("settlement")
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
+    broker = ProxiedBroker(tmp_path_factory.mktemp("own-broker"))
+    broker.start(parent_pid=os.getpid())
+    yield broker
+    broker.kill()
+
+
+async def test_case_B4_a_worker_that_is_told_to_stop_while_its_start_waits_for_a_silent_broker_ends(
+    own_broker: ProxiedBroker, tmp_path: Path
+) -> None:
+    """It listened to nobody before its first assignment: no SIGTERM, no deadline and no watchdog ended it."""
+    async with (
+        Proxy(own_broker.proxy_port, own_broker.inner_port) as proxy,
+        System(own_broker.direct, tmp_path, partitions=1, grace_seconds=2) as system,
+    ):
+        system.start_sandbox()
+        worker = system.worker("w1", broker=proxy.address)
+        await asyncio.to_thread(wait_until, "the app starts", lambda: "_App]: Starting" in worker.text())
+        proxy.freeze()
+        worker.terminate()
+        # Its grace time and the 15 s of a stop are the worst that may happen.
+        assert await asyncio.to_thread(worker.wait, 30) == 0, worker.text()[-2000:]
+        proxy.heal()
