@@ -291,6 +291,9 @@ class Worker:
         except PaidonceError as error:
             self.fail(error)
         except Exception as error:  # Faust would swallow it and wait for ever
+            if self._stop.is_set() or not still_owned():
+                log.info("opening %s was overtaken: %r", table, error)
+                return
             log.exception("opening %s failed", table)
             self.fail(StateError(f"cannot open partitions of {table}: {error!r}"))
 

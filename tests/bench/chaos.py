@@ -38,12 +38,14 @@ from streams.table import Store, StoreMemory
 from tests.bench.chaosplan import CALLS_PER_SECOND, WORKERS, Action, Asked, Kind, Plan, plan_of
 from tests.bench.chaosverdict import COLUMNS, ENDS, Found, RunFound, item_of, violations
 from tests.support.evidence import read_evidence
-from tests.support.system import System
+from tests.support.system import System, WorkerProcess
 
 #: What logs say of a defect; "Traceback" alone also comes with a library's own words about a broker that is away.
 DEFECTS = ("ended in a defect", "StateError", "AssertionError", "KeyError", "InvalidStateError", "Fatal Python error")
 SIZE = 5
 #: What was left to do when the plan ended must be done after this long.
+#: How long a worker that is to be stopped may take to begin its work.
+READY_SECONDS = 8.0
 SETTLE_SECONDS = 150.0
 SHOWN_MAX = 20
 
@@ -125,15 +127,22 @@ class Chaos:
                 worker.kill()
                 # It may have been killed before it made one.
                 shutil.rmtree(self.system.folder / action.worker, ignore_errors=True)
-            case Kind.STOP:
-                worker.terminate()
-            case Kind.LEAVE:
-                self._away.add(action.worker)
-                worker.terminate()
+            case Kind.STOP | Kind.LEAVE:
+                self._tasks.append(asyncio.create_task(self._stop_at_work(action, worker)))
             case Kind.PAUSE:
                 worker.pause()
             case Kind.RESUME:
                 worker.resume()
+
+    async def _stop_at_work(self, action: Action, worker: WorkerProcess) -> None:
+        """Stop a worker that has begun to work, if it does so soon: one that only begins to start has nothing to wind up."""
+        pid = worker.pid
+        with contextlib.suppress(AssertionError):
+            await asyncio.to_thread(worker.wait_ready, READY_SECONDS)
+        if worker.running and worker.pid == pid:
+            if action.kind is Kind.LEAVE:
+                self._away.add(action.worker)
+            worker.terminate()
 
     async def _supervise(self) -> None:
         """Start again whatever has ended and is not away."""
