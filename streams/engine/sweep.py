@@ -250,10 +250,10 @@ def in_use(records: Records, batches: Batches, key: str, receipt: Receipt) -> st
         return "its outcome is unknown; settle that first (paidonce cell resolve)"
     if doubtful(receipt):
         return "a call of it may have been billed and will be repeated under its key"
-    for batch in {attempt.batch: None for attempt in receipt.attempts.values() if attempt.batch}:
-        for other in batches.asking(batch):
-            if other != key:
-                return f"its input is part of {batch}, which may have to be repeated or looked up as it was for receipt {other}"
+    for attempt in receipt.attempts.values():
+        # It does not ask itself: nothing of it is open or in doubt.
+        if attempt.batch and (others := batches.asking(attempt.batch)):
+            return f"its input is part of {attempt.batch}, which may be repeated or looked up as it was for receipt {others[0]}"
     for call, waiter in _waiters(records, key, receipt):
         if not _over(records, call, waiter, listens=False):
             return f"run {call.partition(':')[0]} has not ended, or still listens"

@@ -1,4 +1,4 @@
-"""A batch of which one member has settled and the other has not: what a person or a sweep may drop, and what if a record is gone."""
+"""A batch of which one member has settled and the other has not: what may be dropped, and what happens if a record is gone."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def next_owner(it: World) -> None:
 
 @story()
 async def test_K6_a_member_that_settled_is_not_forgotten_while_its_batch_may_be_repeated(it: World) -> None:
-    """K6: the batch stood, but the input of a member that a person had forgotten was gone with it: the repeat found no record, which
-    ended the worker, and every worker that owned the partition after it.
+    """K6: the batch stood, but the input of a member that a person had forgotten was gone: the repeat found no record, which ended
+    the worker, and every worker that owned the partition after it.
     """
     await asked(it, repeats=1)
     await it.turns(0.5)
@@ -68,8 +68,8 @@ async def test_K6_a_member_that_settled_is_not_forgotten_while_its_batch_may_be_
 
 @story()
 async def test_K6_U3_a_sweep_keeps_a_settled_member_until_a_person_has_settled_the_other(it: World) -> None:
-    """K6, U3: a sweep dropped the settled member of a batch whose other member was unknown; once a person had said *unpaid*, the next
-    run asked for that same batch, and no worker could own the partition any more.
+    """K6, U3: a sweep dropped the settled member of a batch whose other member was unknown; once a person had said *unpaid*, the
+    next run asked for that same batch, and no worker could own the partition any more.
     """
     await asked(it)
     await it.turns(60.0, every=0.05)
@@ -90,8 +90,8 @@ async def test_K6_U3_a_sweep_keeps_a_settled_member_until_a_person_has_settled_t
 
 @pytest.mark.parametrize("what", ["a companion", "the batch"])
 def test_B11_a_batch_that_cannot_be_repeated_as_it_was_ends_its_members_and_no_worker(what: str, tmp_path: object) -> None:
-    """B11: a record that was gone ended the worker, and every one that owned the partition after it. A call of what is left of a batch
-    would go under another key and be paid again, so the member is unknown until a person says what became of it.
+    """B11: a record that was gone ended the worker, and every one that owned the partition after it. A call of what is left of a
+    batch would go under another key and be paid again, so the member is unknown until a person says what became of it.
     """
 
     @story()

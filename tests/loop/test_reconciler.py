@@ -274,10 +274,11 @@ def test_B11_what_was_sent_and_is_not_there_any_more_cannot_be_looked_up_and_the
         await world.revoked()
         await world.returns()
         await world.passes(10)
-        assert {[member.receipt for member in members][0] for _, _, members in words.asked} == {"c"}
+        assert {members[0].receipt for _, _, members in words.asked} == {"c"}
         assert world.watched.unknown == 3
         assert world.failures == []
 
     with caplog.at_level(logging.ERROR):
         story(words, told, tmp_path)
-    assert sorted(record.args[0] for record in caplog.records if "cannot be looked up" in record.msg) == ["a", "b"]  # type: ignore[index]
+    missing = [record.getMessage() for record in caplog.records if "cannot be looked up" in record.msg]
+    assert sorted(message.split()[1] for message in missing) == ["a", "b"]
