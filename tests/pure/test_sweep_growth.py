@@ -109,13 +109,18 @@ def test_S5_what_was_paid_for_and_not_used_stays_with_its_attempt() -> None:
 
 
 def test_U2_the_faults_of_what_is_in_doubt_stay() -> None:
-    """An attempt in doubt, and refusals behind it under its key, are what a person is shown, and its callers are told."""
+    """An attempt in doubt and a refusal behind it under its key are what a person is shown and a caller is told, also after a
+    refresh was refused for itself.
+    """
     table = g.receipts()
     table.given(g.request(), g.claim(1, "L1"), g.ambiguous(1))
-    table.given(g.claim(2, "L2"), g.failed(2), RunClosed("run"))
+    table.given(g.claim(2, "L2"), g.failed(2))
+    table.given(
+        g.request("run:1:c", "f1", Mode.FULL_REFRESH), g.claim(3, "L3", epoch=1, op=3), g.failed(3, epoch=1), RunClosed("run")
+    )
     before = g.state(table)
     swept(table)
-    assert [attempt.fault for attempt in g.state(table).attempts.values()] == [g.FAULT, g.FAULT]
+    assert [attempt.fault for attempt in g.state(table).attempts.values()] == [g.FAULT] * 3
     assert g.state(table).attempts == before.attempts
 
 
