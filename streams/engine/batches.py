@@ -32,6 +32,8 @@ class Batches:
     """The batches of a partition as one sweep sees them: nothing that it drops changes who asks for one."""
 
     records: Records
+    #: Members that were looked at.
+    looked: int = 0
     _asking: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def asking(self, batch: str) -> tuple[str, ...]:
@@ -40,6 +42,7 @@ class Batches:
         if found is None:
             stored = self.records.get(record_key(BATCH, batch), Batch)
             names = () if stored is None else tuple(name for name, _, _ in stored.members)
+            self.looked += len(names)
             self.records.prefetch(record_key(RECEIPT, name) for name in names)
             receipts = ((name, self.records.get(record_key(RECEIPT, name), Receipt)) for name in names)
             found = tuple(name for name, receipt in receipts if receipt is not None and asks(receipt, batch))

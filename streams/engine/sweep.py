@@ -73,11 +73,16 @@ class _Look:
 
     records: Records
     batches: Batches
-    #: What it may still look at.
+    #: What it may still look at, the members of batches aside.
     room: int = LOOKED_MAX
     looked: int = 0
     #: Receipts that are to come again.
     again: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def room_left(self) -> int:
+        """What it may still look at; it may be less than nothing."""
+        return self.room - self.batches.looked
 
 
 class _Page(NamedTuple):
@@ -127,7 +132,7 @@ def sweep(records: Records, outbox: Outbox, context: Context, event: SweepDue | 
         _receipts(look, event)
     if look.again:
         index(records, context, look.again)
-    if after is not None or look.room <= 0 or look.looked == PORTION_MAX:
+    if after is not None or look.room_left <= 0 or look.looked == PORTION_MAX:
         outbox.effects.append(Wake(context.now_ms + PAUSE_MS, after or due))
     elif policy is not None:
         outbox.effects.append(policy.next(context.now_ms))
@@ -137,14 +142,14 @@ def _callers(look: _Look, event: SweepDue | SweepGoesOn) -> SweepGoesOn | None:
     """The first look at receipts: their callers go. Where it stops between two callers, the place from which to go on."""
     records = look.records
     for name, entry in list(islice(_due(records, "", event.until_ms), PORTION_MAX)):
-        if look.room <= 0:
+        if look.room_left <= 0:
             return None
         look.looked += 1
         kept: list[str] = []
         rest: tuple[str, ...] = ()
         stopped = None
         for place, key in enumerate(entry.receipts):
-            if look.room <= 0:
+            if look.room_left <= 0:
                 rest = entry.receipts[place:]
                 break
             before = event if isinstance(event, SweepGoesOn) and event.receipt == key else None
@@ -183,12 +188,12 @@ def _receipts(look: _Look, event: SweepDue | SweepGoesOn) -> None:
     """The second look, on the day on which receipts themselves go."""
     records = look.records
     for name, entry in list(islice(_due(records, _SECOND, event.drop_before_ms), max(0, PORTION_MAX - look.looked))):
-        if look.room <= 0:
+        if look.room_left <= 0:
             return
         look.looked += 1
         rest: tuple[str, ...] = ()
         for place, key in enumerate(entry.receipts):
-            if look.room <= 0:
+            if look.room_left <= 0:
                 rest = entry.receipts[place:]
                 break
             look.room -= 1
@@ -314,11 +319,11 @@ def _shrunk(look: _Look, key: str, after: str) -> _Page:
     stop = ""
     if receipt.overflow:
         prefix = record_key(WAITER, key, "")
-        page = list(islice(records.scan(prefix, Waiter, prefix + after.encode()), max(1, look.room)))
+        page = list(islice(records.scan(prefix, Waiter, prefix + after.encode()), max(1, look.room_left)))
         look.room -= len(page)
         for place, waiter in page:
             call = place[len(prefix) :].decode()
-            if look.room <= 0:
+            if look.room_left <= 0:
                 stop = call
             if _over(records, call, waiter, listens=listens):
                 records.delete(place)

@@ -10,11 +10,13 @@ from schemas.events import AttemptEnded, Failed, Fault, Mode, Repeat, RunClosed
 from schemas.states import (
     ANSWERED,
     ASK,
+    BATCH,
     RECEIPT,
     VALUE,
     WAITER,
     Answered,
     Attempt,
+    Batch,
     Flag,
     Out,
     Receipt,
@@ -292,6 +294,19 @@ def test_U3_one_turn_looks_at_so_many_receipts_and_no_more(stage: bytes, drop_be
     if not drop_before_ms:
         entries = [msgspec.msgpack.decode(table.reader.data[key], type=Answered) for key in keys(table, ANSWERED)]
         assert sum(len(entry.receipts) for entry in entries) == sum(counts)
+
+
+def test_U3_the_members_of_a_batch_are_looked_at_within_the_same_room() -> None:
+    table = many(ANSWERED, [2])
+    attempt = Attempt("L", batch="batch:1", out=Out.VALUE, value="v", output=b"1")
+    table.reader.data[record_key(RECEIPT, "0-00000")] = msgspec.msgpack.encode(Receipt(attempts={1: attempt}, current=(0, 1)))
+    members = tuple((f"{number:040}", 0, 1) for number in range(LOOKED_MAX))
+    table.reader.data[record_key(BATCH, "batch:1")] = msgspec.msgpack.encode(Batch("p.t", "org/p", members))
+    due = SweepDue(0, LATER)
+    assert goes_on(table.given(due)) == [due]
+    first, second = (msgspec.msgpack.decode(table.reader.data[key], type=Answered).receipts for key in keys(table, ANSWERED))
+    assert {first, second} == {("0-00000",), ("0-00001",)}
+    assert keys(table, BATCH) == []
 
 
 def test_U3_very_many_callers_that_came_since_go_first_and_the_receipt_after_them() -> None:
