@@ -123,6 +123,19 @@ class SweepDue(Event, frozen=True):
     until_ms: int
 
 
+class SweepGoesOn(Event, frozen=True):
+    """A sweep of a receipt with very many callers: the next page of them, behind ``after``.
+
+    ``left``: among those before it were some that stay. The times are those of ``SweepDue``.
+    """
+
+    drop_before_ms: int
+    until_ms: int
+    receipt: str
+    after: str
+    left: bool = False
+
+
 class Misrouted(Event, frozen=True):
     """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
 
@@ -152,6 +165,7 @@ Command = (
     | ResolutionRequested
     | ForgettingRequested
     | SweepDue
+    | SweepGoesOn
     | Misrouted
     | Parked
 )

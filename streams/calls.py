@@ -35,7 +35,7 @@ from streams.engine.lanes import Departure
 from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
 from streams.engine.scopes import scope_in
-from streams.errors import PaidonceError, StateError
+from streams.errors import PaidonceError
 from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
@@ -77,6 +77,8 @@ class Flight:
     #: What the provider recognises each member's operation by (K5), in payload order, and the runs that asked first.
     keys: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    #: Why the call cannot be made as it was: nothing is sent, and each member hears of it.
+    lost: Fault | None = None
     #: The provider's job that does the work; known from the start where an earlier attempt submitted it (P10).
     job: str | None = None
     #: It has its slot in the lane.
@@ -137,19 +139,20 @@ class Calls:
         claimed_at: float,
     ) -> Flight:
         """Prepare a call: its payload in order, and its inputs as the table has them."""
-        payload, batch = members, departure.batch
+        payload, batch, lost = members, departure.batch, None
         if batch:
             stored = actor.record_of(record_key(BATCH, batch), Batch)
-            if stored is None:
-                raise StateError(f"batch {batch} is to be repeated, but is not in the table")
-            payload = _payload(stored, members)
+            lost = _lost(actor, batch, stored)
+            # A claim without the name of its batch leaves no record of a batch that would be smaller than the one that was sent.
+            payload, batch = (members, "") if stored is None else (_payload(stored, members), batch)
         elif len(members) > 1:
             names = [f"{member.receipt}:{member.epoch}:{member.op}" for member in members]
             batch = address.batch_key(departure.tool, names)
-        receipts = actor.records_of([record_key(RECEIPT, member.receipt) for member in payload], Receipt)
+        read = payload if lost is None else ()
+        receipts = actor.records_of([record_key(RECEIPT, member.receipt) for member in read], Receipt)
         inputs = [
             receipt.input if receipt.input is not None else actor.records_of([record_key(ASK, member.receipt)], Ask)[0].input
-            for member, receipt in zip(payload, receipts, strict=True)
+            for member, receipt in zip(read, receipts, strict=True)
         ]
         return Flight(
             actor=actor,
@@ -164,9 +167,10 @@ class Calls:
             batch=batch,
             inputs=tuple(inputs),
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
-            keys=tuple(map(operation_key, payload, receipts)),
+            keys=tuple(map(operation_key, read, receipts)),
             runs=tuple(dict.fromkeys(receipt.run for receipt in receipts)),
-            job=None if batch else job_of(receipts[0], payload[0].epoch, payload[0].op),
+            lost=lost,
+            job=None if batch or lost is not None else job_of(receipts[0], payload[0].epoch, payload[0].op),
         )
 
     def start(self, flight: Flight) -> None:
@@ -229,6 +233,8 @@ class Calls:
         if self._providers.tool(flight.tool) is None:
             fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
             return CallReport(tuple(Refused(fault) for _ in flight.payload))
+        if flight.lost is not None:
+            return CallReport(tuple(Refused(flight.lost) for _ in flight.payload))
         batched = len(flight.payload) > 1
         key = flight.keys[0]
         if batched:
@@ -294,6 +300,25 @@ def operation_key(member: ClaimedMember, receipt: Receipt) -> str:
     forced = 0 < member.epoch <= len(receipt.refreshes)
     invocation = ("refresh", receipt.refreshes[member.epoch - 1]) if forced else None
     return address.provider_key(member.receipt, member.epoch, member.op, invocation=invocation)
+
+
+def _lost(actor: Actor, batch: str, stored: Batch | None) -> Fault | None:
+    """What keeps a batch from being repeated as it was: a record that is gone, although nothing drops it before its time.
+
+    A call of what is left would be another operation, and paid again. So nothing is sent, and this attempt is a refusal; behind
+    the one in doubt that makes its member *unknown*, which a look-up or a person settles.
+    """
+    gone = [batch] if stored is None else [name for name, _, _ in stored.members if not _has_input(actor, name)]
+    if not gone:
+        return None
+    message = f"{batch} cannot be repeated as it was: there is no record any more of what was asked by {', '.join(gone[:3])}"
+    log.error("%s; its members are not called for", message)
+    return Fault("batch_lost", message, True)
+
+
+def _has_input(actor: Actor, name: str) -> bool:
+    receipt = actor.record_of(record_key(RECEIPT, name), Receipt)
+    return receipt is not None and (receipt.input is not None or actor.record_of(record_key(ASK, name), Ask) is not None)
 
 
 def _payload(batch: Batch, members: tuple[ClaimedMember, ...]) -> tuple[ClaimedMember, ...]:

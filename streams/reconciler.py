@@ -20,7 +20,7 @@ from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
-from streams.errors import PaidonceError
+from streams.errors import PaidonceError, StateError
 from streams.outbox import EventPublisher
 from streams.tools.lookup import Absent, Found, LookUp, NoWord, Pending
 from streams.tools.port import Answered, CallMember, Refused
@@ -142,7 +142,12 @@ class Reconciler:
 
     async def _reconcile(self, look_up: LookUp, partition: int, owned: _Owned, effect: UnknownSeen, terms: Reconcile) -> None:
         try:
-            key, members = call_of(owned.actor, effect)
+            try:
+                key, members = call_of(owned.actor, effect)
+            except StateError as error:
+                # What was sent cannot be said any more, so nobody can be asked for it; a person still can say what became of it.
+                log.error("receipt %s cannot be looked up, it waits for a person: %s", effect.receipt, error)
+                return
             wait = WAIT_SECONDS_MIN
             for _ in range(LOOK_UPS_MAX):
                 event = await self._asked(look_up, effect, terms, key, members)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue, WaitsDue
+from schemas.commands import AnswersDue, LeaseJudgedExpired, RecoveryEnded, SweepDue, SweepGoesOn, WaitsDue
 from schemas.events import (
     Ambiguous,
     AttemptEnded,
@@ -137,7 +137,7 @@ class ReceiptsEngine:
                 self._waits.resume(turn.records, turn.outbox)
                 if self._sweep is not None:
                     turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
-            case SweepDue() | ReceiptForgotten():
+            case SweepDue() | SweepGoesOn() | ReceiptForgotten():
                 turn.sweeps.append(event)
 
     def _request(self, turn: ReceiptsTurn, event: ToolRequested) -> None:
@@ -173,7 +173,7 @@ class ReceiptsEngine:
 
     def _claim(self, turn: ReceiptsTurn, event: BatchClaimed) -> None:
         payload = event.payload or event.members
-        if len(payload) > 1:
+        if len(payload) > 1 and event.batch:
             members = tuple((member.receipt, member.epoch, member.op) for member in payload)
             turn.records.put(record_key(BATCH, event.batch), Batch(event.tool, event.lane, members))
         won: list[ClaimedMember] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from schemas.commands import SweepDue
+from schemas.commands import SweepDue, SweepGoesOn
 from schemas.events import (
     AttemptEnded,
     BatchClaimed,
@@ -44,7 +44,7 @@ class ReceiptsTurn:
     stirred: set[str] = field(default_factory=set)
     #: Receipts to be looked at by a sweep some day.
     answered: dict[str, None] = field(default_factory=dict)
-    sweeps: list[SweepDue | ReceiptForgotten] = field(default_factory=list)
+    sweeps: list[SweepDue | SweepGoesOn | ReceiptForgotten] = field(default_factory=list)
 
     #: Receipts that a row asked for on the lane of its last answer (B1).
     continuing: set[str] = field(default_factory=set)

@@ -2,37 +2,36 @@
 
 Pure. Receipts stand in an index by the time at which their callers were answered; a sweep looks at what is old enough, one portion
 a turn, by a command that names its limits, so that a replay drops the same. A dropped receipt leaves a stub with its highest
-attempt and its refreshes: neither attempt numbers nor epochs are ever used twice. Nothing goes while open work refers to it.
+attempt and its refreshes: neither attempt numbers nor epochs are ever used twice. Nothing goes while open work refers to it, be it
+that of another receipt that a batch carried along with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
-from schemas.commands import SweepDue
+from schemas.commands import SweepDue, SweepGoesOn
 from schemas.events import ReceiptForgotten
 from schemas.progress import OperationEvent
 from schemas.states import (
     ANSWERED,
     ASK,
-    BATCH,
     RECEIPT,
     VALUE,
     WAITER,
     Answered,
     Ask,
     Attempt,
-    Batch,
     Flag,
-    Out,
     Receipt,
-    StoredValue,
     Waiter,
     record_key,
 )
-from streams.engine import unknowns
+from streams.engine import thinning, unknowns
+from streams.engine.batches import Batches, doubtful
 from streams.engine.operations import tell
 from streams.engine.port import Context, Outbox, Records, Wake
 
@@ -43,6 +42,10 @@ ENTRY_MAX = 5_000
 #: Entries that one turn looks at, and the wait until the next turn, so that calls come first.
 PORTION_MAX = 4
 PAUSE_MS = 200
+#: Callers, attempts and receipts that one turn looks at: some tens of milliseconds, in which no call can be claimed.
+LOOKED_MAX = 5_000
+#: A person's word drops a receipt in one turn, so it may not have more callers than this in records of their own.
+FORGOTTEN_CALLERS_MAX = 20_000
 #: Entries that were looked at once, and stay for the day on which receipts themselves may go, stand behind all others.
 _SECOND = "~"
 
@@ -64,18 +67,47 @@ class SweepPolicy:
         return Wake(at_ms, SweepDue(drop_ms, at_ms - self.callers_keep_ms))
 
 
+@dataclass(slots=True)
+class _Look:
+    """What one turn of a sweep looks at."""
+
+    records: Records
+    batches: Batches
+    #: What it may still look at, the members of batches aside.
+    room: int = LOOKED_MAX
+    looked: int = 0
+    #: Receipts that are to come again.
+    again: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def room_left(self) -> int:
+        """What it may still look at; it may be less than nothing."""
+        return self.room - self.batches.looked
+
+
+class _Page(NamedTuple):
+    """How a look at a receipt ended."""
+
+    #: The receipt is still to go some day.
+    kept: bool
+    #: Callers are left whose runs go on, or who still listen.
+    left: bool = False
+    #: The caller behind which to go on in another turn; empty where all were looked at.
+    stop: str = ""
+
+
 def finish(
     records: Records,
     outbox: Outbox,
     context: Context,
     answered: Iterable[str],
-    due: Iterable[SweepDue | ReceiptForgotten],
+    due: Iterable[SweepDue | SweepGoesOn | ReceiptForgotten],
     policy: SweepPolicy | None,
 ) -> None:
     """The end of a turn: index what was answered, then drop what is due or asked for."""
     index(records, context, answered)
     for event in due:
-        if isinstance(event, SweepDue):
+        if not isinstance(event, ReceiptForgotten):
             sweep(records, outbox, context, event, policy)
         else:
             forget(records, outbox, context, event)
@@ -91,49 +123,108 @@ def index(records: Records, context: Context, receipts: Iterable[str]) -> None:
         records.put(name, Answered(tuple(left[start : start + ENTRY_MAX])))
 
 
-def sweep(records: Records, outbox: Outbox, context: Context, event: SweepDue, policy: SweepPolicy | None) -> None:
+def sweep(records: Records, outbox: Outbox, context: Context, event: SweepDue | SweepGoesOn, policy: SweepPolicy | None) -> None:
     """Look at one portion of what is old enough, and say when to look again."""
-    again: dict[str, None] = {}
-    looked = 0
-    first = list(islice(_due(records, "", event.until_ms), PORTION_MAX))
-    for name, entry in first:
-        looked += 1
-        kept = [key for key in entry.receipts if _shrunk(records, key, again)]
+    look = _Look(records, Batches(records))
+    due = SweepDue(event.drop_before_ms, event.until_ms)
+    after = _callers(look, event)
+    if after is None:
+        _receipts(look, event)
+    if look.again:
+        index(records, context, look.again)
+    if after is not None or look.room_left <= 0 or look.looked == PORTION_MAX:
+        outbox.effects.append(Wake(context.now_ms + PAUSE_MS, after or due))
+    elif policy is not None:
+        outbox.effects.append(policy.next(context.now_ms))
+
+
+def _callers(look: _Look, event: SweepDue | SweepGoesOn) -> SweepGoesOn | None:
+    """The first look at receipts: their callers go. Where it stops between two callers, the place from which to go on."""
+    records = look.records
+    for name, entry in list(islice(_due(records, "", event.until_ms), PORTION_MAX)):
+        if look.room_left <= 0:
+            return None
+        look.looked += 1
+        kept: list[str] = []
+        rest: tuple[str, ...] = ()
+        stopped = None
+        for place, key in enumerate(entry.receipts):
+            if look.room_left <= 0:
+                rest = entry.receipts[place:]
+                break
+            before = event if isinstance(event, SweepGoesOn) and event.receipt == key else None
+            page = _shrunk(look, key, "" if before is None else before.after)
+            left = page.left or (before is not None and before.left)
+            if page.stop:
+                rest = entry.receipts[place:]
+                stopped = SweepGoesOn(event.drop_before_ms, event.until_ms, key, page.stop, left)
+                break
+            if left:
+                look.again[key] = None
+            elif page.kept:
+                kept.append(key)
+        _moved(records, name, rest, kept)
+        if stopped is not None:
+            return stopped
+    return None
+
+
+def _moved(records: Records, name: bytes, rest: tuple[str, ...], kept: list[str]) -> None:
+    """Leave what is still to be looked at in its entry, and put what was looked at behind all others.
+
+    So a new owner, who knows nothing of how far the last one came, goes on with it.
+    """
+    if rest:
+        records.put(name, Answered(rest))
+    else:
         records.delete(name)
-        if kept:
-            records.put(ANSWERED + _SECOND.encode() + name[1:], Answered(tuple(kept)))
-    second = list(islice(_due(records, _SECOND, event.drop_before_ms), PORTION_MAX - looked)) if looked < PORTION_MAX else []
-    for name, entry in second:
-        looked += 1
-        for key in entry.receipts:
+    if kept:
+        behind = ANSWERED + _SECOND.encode() + name[1:]
+        before = records.get(behind, Answered)
+        records.put(behind, Answered((() if before is None else before.receipts) + tuple(kept)))
+
+
+def _receipts(look: _Look, event: SweepDue | SweepGoesOn) -> None:
+    """The second look, on the day on which receipts themselves go."""
+    records = look.records
+    for name, entry in list(islice(_due(records, _SECOND, event.drop_before_ms), max(0, PORTION_MAX - look.looked))):
+        if look.room_left <= 0:
+            return
+        look.looked += 1
+        rest: tuple[str, ...] = ()
+        for place, key in enumerate(entry.receipts):
+            if look.room_left <= 0:
+                rest = entry.receipts[place:]
+                break
+            look.room -= 1
             receipt = records.get(record_key(RECEIPT, key), Receipt)
             if receipt is None or is_stub(receipt):
                 continue
-            if in_use(records, key, receipt):
-                again[key] = None
+            # Very many callers that came since the first look go by another one, in pages.
+            if receipt.overflow or in_use(look.records, look.batches, key, receipt):
+                look.again[key] = None
             else:
-                drop(records, key, receipt)
-        records.delete(name)
-    if again:
-        index(records, context, again)
-    if looked == PORTION_MAX:
-        outbox.effects.append(Wake(context.now_ms + PAUSE_MS, event))
-    elif policy is not None:
-        outbox.effects.append(policy.next(context.now_ms))
+                look.room -= len(receipt.attempts)
+                drop(records, look.batches, key, receipt)
+        _moved(records, name, rest, [])
 
 
 def forget(records: Records, outbox: Outbox, context: Context, event: ReceiptForgotten) -> None:
     """Drop a receipt because a person wants that, or say what forbids it."""
     receipt = records.get(record_key(RECEIPT, event.receipt), Receipt)
     code, message, n = "", "", 0
+    batches = Batches(records)
     if receipt is None:
         code, message = "unknown_receipt", f"there is no receipt {event.receipt} on this lane"
-    elif reason := in_use(records, event.receipt, receipt):
+    elif receipt.overflow > FORGOTTEN_CALLERS_MAX:
+        code = "in_use"
+        message = f"it has {receipt.overflow:,} callers; a sweep drops them some time after their runs have ended, forget it then"
+    elif reason := in_use(records, batches, event.receipt, receipt):
         code, message = "in_use", reason
     else:
         n = max(receipt.attempts, default=0)
         if not is_stub(receipt):
-            drop(records, event.receipt, receipt)
+            drop(records, batches, event.receipt, receipt)
     told = OperationEvent(
         type="receipt.rejected" if code else "receipt.forgotten",
         operation=event.operation,
@@ -150,10 +241,13 @@ def forget(records: Records, outbox: Outbox, context: Context, event: ReceiptFor
 
 def is_stub(receipt: Receipt) -> bool:
     """All but its highest attempt number and its refreshes was dropped."""
-    return len(receipt.attempts) == 1 and not receipt.waiters and next(iter(receipt.attempts.values())).lease == FORGOTTEN
+    if len(receipt.attempts) != 1 or receipt.waiters or receipt.current is not None:
+        # A late value of a dropped attempt is used like any other, and so it is dropped like any other.
+        return False
+    return next(iter(receipt.attempts.values())).lease == FORGOTTEN
 
 
-def in_use(records: Records, key: str, receipt: Receipt) -> str:
+def in_use(records: Records, batches: Batches, key: str, receipt: Receipt) -> str:
     """What refers to a receipt so that it may not be dropped, in words; empty for nothing."""
     if receipt.open:
         return "it is queued or being called"
@@ -161,31 +255,28 @@ def in_use(records: Records, key: str, receipt: Receipt) -> str:
         return "its outcome is unknown; settle that first (paidonce cell resolve)"
     if doubtful(receipt):
         return "a call of it may have been billed and will be repeated under its key"
+    for attempt in receipt.attempts.values():
+        # It does not ask itself: nothing of it is open or in doubt.
+        if attempt.batch and (others := batches.asking(attempt.batch)):
+            return f"its input is part of {attempt.batch}, which may be repeated or looked up as it was for receipt {others[0]}"
     for call, waiter in _waiters(records, key, receipt):
-        if not _over(records, call, waiter):
+        if not _over(records, call, waiter, listens=False):
             return f"run {call.partition(':')[0]} has not ended, or still listens"
     return ""
 
 
-def doubtful(receipt: Receipt) -> bool:
-    """Some call may have been billed without an outcome, and no value makes up for it: its key must not be lost."""
-    current = -1 if receipt.current is None else receipt.current[0]
-    return any(
-        attempt.lease is not None and not attempt.released and attempt.out in (None, Out.AMBIGUOUS) and attempt.epoch > current
-        for attempt in receipt.attempts.values()
-    )
-
-
-def drop(records: Records, key: str, receipt: Receipt) -> None:
-    """Remove a receipt and all that belongs to it but for what must outlive it."""
+def drop(records: Records, batches: Batches, key: str, receipt: Receipt) -> None:
+    """Remove a receipt that is not in use, and all that belongs to it but for what must outlive it."""
     for attempt in receipt.attempts.values():
-        if attempt.batch and _is_definite(records, attempt.batch, besides=key):
-            records.delete(record_key(BATCH, attempt.batch))
+        batches.drop(attempt.batch)
     for call, _ in list(_waiters(records, key, receipt)):
         if call not in receipt.waiters:
             records.delete(record_key(WAITER, key, call))
-    for name, _ in list(records.scan(record_key(VALUE, key, ""), StoredValue)):
-        records.delete(name)
+    for n, attempt in receipt.attempts.items():
+        if attempt.value is not None and attempt.output is None:
+            records.delete(record_key(VALUE, key, str(n)))
+    for n, digest in receipt.aside:
+        records.delete(record_key(VALUE, key, str(n), digest))
     if records.get(ASK + key.encode(), Ask) is not None:
         records.delete(ASK + key.encode())
     n = max(receipt.attempts, default=0)
@@ -207,46 +298,54 @@ def drop(records: Records, key: str, receipt: Receipt) -> None:
     )
 
 
-def _shrunk(records: Records, key: str, again: dict[str, None]) -> bool:
-    """Drop callers and batches of a settled receipt; whether the receipt is still to go some day."""
+def _shrunk(look: _Look, key: str, after: str) -> _Page:
+    """Drop callers behind ``after``, and once all were looked at, batches and what nobody can be told any more."""
+    records = look.records
     name = record_key(RECEIPT, key)
     receipt = records.get(name, Receipt)
+    look.room -= 1
     if receipt is None or is_stub(receipt):
-        return False
-    left = False
-    changed = False
-    for call, waiter in list(_waiters(records, key, receipt)):
-        if not _over(records, call, waiter):
-            left = True
-        elif receipt.waiters.pop(call, None) is not None:
-            changed = True
-        else:
-            records.delete(record_key(WAITER, key, call))
-            receipt.overflow -= 1
-            changed = True
-    for attempt in receipt.attempts.values():
-        batch = record_key(BATCH, attempt.batch)
-        if attempt.batch and records.get(batch, Batch) is not None and _is_definite(records, attempt.batch):
-            records.delete(batch)
+        return _Page(False)
+    listens = doubtful(receipt) or unknowns.attempt_in_doubt(receipt) is not None
+    left = changed = False
+    if not after:
+        for call, waiter in list(receipt.waiters.items()):
+            if _over(records, call, waiter, listens=listens):
+                del receipt.waiters[call]
+                changed = True
+            else:
+                left = True
+        look.room -= len(receipt.attempts)
+    stop = ""
+    if receipt.overflow:
+        prefix = record_key(WAITER, key, "")
+        page = list(islice(records.scan(prefix, Waiter, prefix + after.encode()), max(1, look.room_left)))
+        look.room -= len(page)
+        for place, waiter in page:
+            call = place[len(prefix) :].decode()
+            if look.room_left <= 0:
+                stop = call
+            if _over(records, call, waiter, listens=listens):
+                records.delete(place)
+                receipt.overflow -= 1
+                changed = True
+            else:
+                left = True
+    if not stop:
+        for attempt in receipt.attempts.values():
+            look.batches.drop(attempt.batch)
+        changed = thinning.thin(records, key, receipt) or changed
     if changed:
         records.put(name, receipt)
-    if left:
-        # Its callers' runs go on; it comes again.
-        again[key] = None
-    return not left
+    return _Page(True, left, stop)
 
 
-def _is_definite(records: Records, batch: str, *, besides: str = "") -> bool:
-    """No member of a batch will ever ask for the batch to be repeated as it was."""
-    stored = records.get(record_key(BATCH, batch), Batch)
-    members = [] if stored is None else [key for key, _, _ in stored.members if key != besides]
-    receipts = (records.get(record_key(RECEIPT, key), Receipt) for key in members)
-    return stored is not None and all(receipt is None or not (receipt.open or doubtful(receipt)) for receipt in receipts)
+def _over(records: Records, call: str, waiter: Waiter, *, listens: bool) -> bool:
+    """A caller needs nothing more and its run has ended, so that neither asks again under this name.
 
-
-def _over(records: Records, call: str, waiter: Waiter) -> bool:
-    """A caller needs nothing more and its run has ended, so that neither asks again under this name."""
-    if waiter.flag in (Flag.OPEN, Flag.UNKNOWN):
+    Who was told *unknown* listens for as long as anything is in doubt (``listens``).
+    """
+    if waiter.flag is Flag.OPEN or (waiter.flag is Flag.UNKNOWN and listens):
         return False
     return unknowns.has_ended(records, call.partition(":")[0])
 

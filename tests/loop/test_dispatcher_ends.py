@@ -19,6 +19,7 @@ from schemas.events import (
     ToolRequested,
     Value,
 )
+from schemas.states import RECEIPT
 from streams.calls import outcome_of
 from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
@@ -179,12 +180,12 @@ def test_B11_a_broker_that_cannot_be_reached_ends_the_worker_and_no_answer_is_lo
 
 
 @story()
-async def test_B11_a_batch_that_is_to_be_repeated_but_unknown_ends_the_worker_loudly_even_from_a_timer(it: World) -> None:
+async def test_B11_a_receipt_that_is_to_be_called_but_is_not_there_ends_the_worker_loudly_even_from_a_timer(it: World) -> None:
     it.caller.scripts.append(doubtful)
-    await it.asks("abc", "batch")
+    await it.asks("a", "key")
     await it.turn()
     await it.turn()
-    for key in [key for key in it.table.reader.data if key.startswith(b"b")]:
+    for key in [key for key in it.table.reader.data if key.startswith(RECEIPT)]:
         del it.table.reader.data[key]
     await it.passes(5.0)
     assert [type(failure) for failure in it.failures] == [StateError]

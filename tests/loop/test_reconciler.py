@@ -14,6 +14,7 @@ import pytest
 from schemas import address
 from schemas.events import AttemptEnded, Fault, Mode, ReceiptResolved
 from schemas.providers import Reconcile
+from schemas.states import RECEIPT, record_key
 from streams import reconciler
 from streams.tools.lookup import Absent, Found, NoWord, Pending, Word
 from streams.tools.port import Answered, CallMember, Doubtful, Refused
@@ -257,3 +258,27 @@ def test_more_than_may_be_open_wait_for_their_turn(tmp_path: Path, monkeypatch: 
         assert sorted(event.receipt for event in resolved(world)) == list("abcde")
 
     story(words, told, tmp_path)
+
+
+def test_B11_what_was_sent_and_is_not_there_any_more_cannot_be_looked_up_and_the_worker_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B11: the look-up of a batch of which a member's record was gone ended the worker, and each next owner of the partition."""
+    words = Words(Pending())
+
+    async def told(world: Doubts) -> None:
+        await world.loses("ab", "once")
+        await world.loses("c")
+        words.asked.clear()
+        del world.table.reader.data[record_key(RECEIPT, "a")]
+        await world.revoked()
+        await world.returns()
+        await world.passes(10)
+        assert {members[0].receipt for _, _, members in words.asked} == {"c"}
+        assert world.watched.unknown == 3
+        assert world.failures == []
+
+    with caplog.at_level(logging.ERROR):
+        story(words, told, tmp_path)
+    missing = [record.getMessage() for record in caplog.records if "cannot be looked up" in record.msg]
+    assert sorted(message.split()[1] for message in missing) == ["a", "b"]

@@ -33,7 +33,7 @@ from schemas.states import RECEIPT, Receipt
 from streams.dispatcher import Dispatcher
 from streams.engine.port import Context, Wake
 from streams.engine.receipts import ReceiptsEngine
-from streams.errors import PaidonceError
+from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
 from streams.settings import Settings
 from streams.table import WorkingSet
@@ -121,10 +121,14 @@ class Owner:
         return WorkingSet(self.table.reader).get(key, kind)
 
     def records_of(self, keys: Sequence[bytes], kind: type[S]) -> list[S]:
-        """Committed records that must exist."""
-        found = [self.record_of(key, kind) for key in keys]
-        assert None not in found
-        return [record for record in found if record is not None]
+        """Committed records that must exist. Raises ``StateError``, as an actor does."""
+        found = []
+        for key in keys:
+            record = self.record_of(key, kind)
+            if record is None:
+                raise StateError(f"receipts/0: no record {key!r}")
+            found.append(record)
+        return found
 
 
 # --- the whole ----------------------------------------------------------------------------------------------

@@ -211,6 +211,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     ),
     "ForgettingRequested": commands.ForgettingRequested("9f" * 20, "org/acme", "ann", "wrong input", "op-1", ("lane: no",)),
     "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999),
+    "SweepGoesOn": commands.SweepGoesOn(1_800_000_000_123, 1_800_000_000_999, "9f" * 20, "run-1:key:check", True),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
     "Parked": commands.Parked("run-requests", 9),
 }
