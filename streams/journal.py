@@ -142,7 +142,7 @@ class AnswerJournal:
     def _open(self, path: Path, flags: int = 0) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600)
         self._active = Segment(path)
-        self._size = os.fstat(self._fd).st_size
+        self._size: int = os.fstat(self._fd).st_size
         # What somebody else wrote to is full for us.
         self._full_at = 0 if self._size else self._segment_bytes_max
         if not self._size:

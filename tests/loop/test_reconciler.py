@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from schemas import address
-from schemas.events import AttemptEnded, Fault, Mode, ReceiptResolved
+from schemas.events import AttemptEnded, Fault, Mode, ReceiptForgotten, ReceiptResolved, RunClosed
 from schemas.providers import Reconcile
 from streams import reconciler
+from streams.errors import Unreachable
 from streams.tools.lookup import Absent, Found, NoWord, Pending, Word
 from streams.tools.port import Answered, CallMember, Doubtful, Refused
 from tests.support.dispatch import World
@@ -27,7 +28,7 @@ UNPAID = Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=
 class Words:
     """A look-up that says what the test wrote, the last word for ever."""
 
-    def __init__(self, *words: Word, terms: Reconcile | None = UNPAID) -> None:
+    def __init__(self, *words: Word | Exception, terms: Reconcile | None = UNPAID) -> None:
         self.words = list(words)
         self._terms = terms
         self.asked: list[tuple[float, str, tuple[CallMember, ...]]] = []
@@ -43,7 +44,10 @@ class Words:
         self.open_max = max(self.open_max, self.open)
         await asyncio.sleep(0.01)
         self.open -= 1
-        return self.words.pop(0) if len(self.words) > 1 else self.words[0]
+        word = self.words.pop(0) if len(self.words) > 1 else self.words[0]
+        if isinstance(word, Exception):
+            raise word
+        return word
 
     async def close(self) -> None:
         self.closed = True
@@ -62,7 +66,7 @@ class Doubts(World):
         self.words = words
         watched = reconciler.Reconciler(
             words,
-            self.log,  # type: ignore[arg-type]
+            self.dispatcher.settlement.say,
             self.failures.append,
             now=lambda: self.began_ms / 1000 + self.time.now - self.began,
         )
@@ -255,5 +259,99 @@ def test_more_than_may_be_open_wait_for_their_turn(tmp_path: Path, monkeypatch: 
         await world.loses("abcde")
         await world.passes(5)
         assert sorted(event.receipt for event in resolved(world)) == list("abcde")
+
+    story(words, told, tmp_path)
+
+
+def test_U3_never_heard_of_is_believed_after_hours_too_if_the_providers_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups ended 67 minutes after the first, so that a longer ``absent_after_seconds`` had no effect and nobody was told."""
+    monkeypatch.setattr(reconciler, "WAIT_SECONDS_MAX", 10.0)  # they would end after 2 minutes
+    words = Words(Absent(), terms=Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=400))
+
+    async def told(world: Doubts) -> None:
+        await world.loses()
+        await world.passes(390)
+        assert resolved(world) == []
+        assert len(words.asked) > reconciler.LOOK_UPS_MAX
+        await world.passes(reconciler.WAIT_SECONDS_MAX + 12)
+        assert [event.why for event in resolved(world)] == ["the provider never heard of it"]
+        waits = [later - earlier for (earlier, *_), (later, *_) in pairwise(words.asked)]
+        assert max(waits) < reconciler.WAIT_SECONDS_MAX + 1
+
+    story(words, told, tmp_path)
+
+
+def test_U3_look_ups_that_go_on_for_long_keep_no_others_from_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a place each, of so many; with that the first would have kept it until the last second."""
+    monkeypatch.setattr(reconciler, "OPEN_MAX", 2)
+    monkeypatch.setattr(reconciler, "LOOK_UPS_MAX", 3)
+    words = Words(Absent(), terms=Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=200))
+
+    async def told(world: Doubts) -> None:
+        await world.loses("abcde")
+        await world.passes(20)
+        assert {member.receipt for _, _, (member,) in words.asked} == set("abcde")
+        assert resolved(world) == []
+        await world.passes(300)
+        assert sorted(event.receipt for event in resolved(world)) == list("abcde")
+
+    story(words, told, tmp_path)
+
+
+def test_U3_a_look_up_that_fails_in_itself_is_told_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer nested 300 deep ended the task with an error that nobody heard of, and with it all look-ups of the receipt."""
+    words = Words(ValueError("nested deeper"), Found((Answered(b"1"),)))
+
+    async def told(world: Doubts) -> None:
+        await world.loses()
+        await world.passes(3)
+        assert [event.output for event in resolved(world)] == [b"1"]
+
+    story(words, told, tmp_path)
+    assert "receipt a: the look-up failed, and is made again later" in caplog.text
+    assert "nested deeper" in caplog.text
+
+
+def test_U3_a_batch_of_which_a_receipt_was_forgotten_is_looked_up_no_more_and_ends_no_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its key is made of all inputs, and one is gone; every start ended over that, so that nobody could resolve the other one."""
+    words = Words(Pending())
+
+    async def told(world: Doubts) -> None:
+        await world.loses("ab", "once")
+        world.say("receipt-completions", ReceiptResolved("a", 1, 0, b"1", "ann"))
+        await world.turn()
+        world.say("tool-requests", RunClosed("run"))
+        await world.turn()
+        world.owner.inbox.command(ReceiptForgotten("a", "ann", "a test", "op"))
+        await world.turn()
+        await world.revoked()
+        asked = len(words.asked)
+        await world.returns()
+        await world.passes(100)
+        assert (len(words.asked), world.watched.unknown, world.failures) == (asked, 1, [])
+
+    story(words, told, tmp_path)
+    assert "receipt b cannot be looked up" in caplog.text
+
+
+def test_S3_what_a_look_up_found_is_published_again_while_the_broker_is_away(tmp_path: Path) -> None:
+    """It went past ladder and breaker: one error of the broker ended the worker."""
+    words = Words(Pending(), Found((Answered(b"1"),)))
+
+    async def told(world: Doubts) -> None:
+        await world.loses()
+        await world.passes(0.5)
+        world.log.trouble = Unreachable("no broker")
+        await world.passes(3)
+        assert world.dispatcher.settlement.breaker.is_open
+        assert (resolved(world), world.failures) == ([], [])
+        world.log.trouble = None
+        await world.passes(10)
+        assert [event.output for event in resolved(world)] == [b"1"]
+        assert (world.dispatcher.settlement.breaker.is_open, world.failures, len(words.asked)) == (False, [], 2)
 
     story(words, told, tmp_path)

@@ -33,7 +33,7 @@ from schemas.states import RECEIPT, Receipt
 from streams.dispatcher import Dispatcher
 from streams.engine.port import Context, Wake
 from streams.engine.receipts import ReceiptsEngine
-from streams.errors import PaidonceError
+from streams.errors import PaidonceError, StateError
 from streams.journal import AnswerJournal
 from streams.settings import Settings
 from streams.table import WorkingSet
@@ -123,7 +123,8 @@ class Owner:
     def records_of(self, keys: Sequence[bytes], kind: type[S]) -> list[S]:
         """Committed records that must exist."""
         found = [self.record_of(key, kind) for key in keys]
-        assert None not in found
+        if None in found:
+            raise StateError("no such record")
         return [record for record in found if record is not None]
 
 
