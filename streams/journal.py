@@ -63,6 +63,10 @@ class AnswerJournal:
         self._inherited = self._files()
         #: Those of them that cannot be read to their ends.
         self._damaged: set[Path] = set()
+        #: Of the file that is written to: its descriptor, its size, and the size at which the next one is begun.
+        self._fd: int
+        self._size: int
+        self._full_at: int
         self._open(self._inherited[-1] if self._inherited else path)
 
     def unpublished(self) -> list[Entry]:
@@ -142,7 +146,7 @@ class AnswerJournal:
     def _open(self, path: Path, flags: int = 0) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600)
         self._active = Segment(path)
-        self._size: int = os.fstat(self._fd).st_size
+        self._size = os.fstat(self._fd).st_size
         # What somebody else wrote to is full for us.
         self._full_at = 0 if self._size else self._segment_bytes_max
         if not self._size:

@@ -162,7 +162,7 @@ class Reconciler:
         try:
             key, members = call_of(owned.actor, effect)
         except StateError as error:
-            # A receipt of its batch was forgotten meanwhile, and with it what the batch's key is made of. No harm to anybody else.
+            # A receipt of its batch was forgotten, and with it the input that the key is made of, too. Nobody else is harmed by that.
             log.error("receipt %s cannot be looked up, and waits for a person: %s", effect.receipt, error)
             return None
         wait, asked = WAIT_SECONDS_MIN, 0
@@ -179,9 +179,8 @@ class Reconciler:
                 log.warning("receipt %s: %d look-ups brought nothing; it waits for a person", effect.receipt, asked)
                 return None
             if asked >= LOOK_UPS_MAX and owned.waiting:
-                owned.waiting[effect.receipt] = (
-                    None  # its place is for those that were not asked for yet; it comes again behind them
-                )
+                # Its place is for those that were not asked for yet; it comes again behind them.
+                owned.waiting[effect.receipt] = None
                 return None
             await asyncio.sleep(wait)
             wait = min(2 * wait, WAIT_SECONDS_MAX)
