@@ -162,7 +162,7 @@ class Reconciler:
         try:
             key, members = call_of(owned.actor, effect)
         except StateError as error:
-            # A receipt of its batch was forgotten, and with it the input that the key is made of, too. Nobody else is harmed by that.
+            # A receipt of its batch was forgotten, and with it an input that the key is made of. That harms nobody else.
             log.error("receipt %s cannot be looked up, and waits for a person: %s", effect.receipt, error)
             return None
         wait, asked = WAIT_SECONDS_MIN, 0

@@ -84,7 +84,9 @@ def test_S5_a_worker_starts_over_a_damaged_journal_and_publishes_what_can_be_rea
         with (tmp_path / "answers.journal").open("ab") as file:
             file.write(b"\0" * 64)
         async with world(tmp_path) as it:
-            assert [(partition, event) for topic, partition, event in it.log.published if topic == "receipt-completions"] == [(3, end)]
+            assert [(partition, event) for topic, partition, event in it.log.published if topic == "receipt-completions"] == [
+                (3, end)
+            ]
             assert it.journal.unpublished() == []
             assert (tmp_path / "answers.journal.damaged").read_bytes()[-64:] == b"\0" * 64
 
