@@ -128,7 +128,7 @@ from pathlib import Path
 from schemas.events import AttemptEnded, Value
 from streams.journal import AnswerJournal
 
-STEPS = {"open", "os.truncate", "os.remove", "os.rename"}
+STEPS = {"open", "os.truncate", "os.remove", "os.rename", "read", "published"}
 
 def story(folder, said, step_of_death):
     steps = 0
@@ -149,12 +149,14 @@ def story(folder, said, step_of_death):
         receipt = f"{folder.name}-{os.getpid()}-{number}"
         segment = journal.append(0, [AttemptEnded(receipt, 1, 0, "lease", Value(b'"' + b"x" * 60 + b'"'))])
         os.write(said, f"read {receipt}\\n".encode())
+        sys.audit("read")
         under_way.append((receipt, segment))
         # Two overlap; now and then all are acknowledged, in either order.
         while len(under_way) > (2 if number % 6 else 0):
             receipt, segment = under_way.pop() if number % 4 == 0 else under_way.popleft()
             os.write(said, f"published {receipt}\\n".encode())
             journal.published(segment)
+            sys.audit("published")
 
 top, step = Path(sys.argv[1]), 1
 while True:
@@ -177,11 +179,11 @@ print(step)
 
 
 def test_S5_a_kill_before_any_step_leaves_every_unpublished_answer_readable(tmp_path: Path) -> None:
-    """Real processes, killed before each opening, cutting, deleting or renaming of a file that they come to, and once again."""
+    """Real processes, killed before each opening, cutting, deleting or renaming of a file, and after each answer."""
     ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     steps = int(ran.stdout)
-    assert steps > 30
+    assert steps > 100
     for step in range(1, steps + 1):
         folder = tmp_path / f"step{step}"
         words = [line.split() for line in (folder / "said").read_text().splitlines()]
