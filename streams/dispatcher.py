@@ -69,10 +69,10 @@ class Dispatcher(Companion):
         clock: Callable[[], float] = steady_clock,
     ) -> None:
         self.settings, self._providers = settings, providers
-        self.reconciler = Reconciler(look_up, publisher, fail)
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
+        self.reconciler = Reconciler(look_up, self.settlement.say, fail)
         self._renewals = Renewals(settings.lease_seconds, self.settlement, clock)
         self._fail, self._checkpoint, self._clock = fail, checkpoint, clock
         self._partitions: dict[int, OwnedPartition] = {}

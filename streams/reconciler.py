@@ -10,18 +10,17 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from schemas import address
-from schemas.events import ClaimedMember, ReceiptResolved
+from schemas.events import ClaimedMember, Event, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.errors import PaidonceError, StateError
-from streams.outbox import EventPublisher
 from streams.tools.lookup import Absent, Found, LookUp, NoWord, Pending
 from streams.tools.port import Answered, CallMember, Refused
 from streams.turn import Actor
@@ -29,7 +28,8 @@ from streams.turn import Actor
 log = logging.getLogger(__name__)
 
 WHO: Final = "reconcile"
-#: Waits between look-ups of one call: they double up to the longest, and end after so many; then it is a person's turn.
+#: Waits between look-ups of one call: they double up to the longest, and end after so many; then it is a person's turn. Where
+#: *never heard of* is to be believed later than that, they go on until then.
 WAIT_SECONDS_MIN: Final = 1.0
 WAIT_SECONDS_MAX: Final = 600.0
 LOOK_UPS_MAX: Final = 16
@@ -53,18 +53,21 @@ class _Owned:
 
 
 class Reconciler:
-    """Watches unknown outcomes; ``look_up`` is ``None`` where nothing can be looked up."""
+    """Watches unknown outcomes; ``look_up`` is ``None`` where nothing can be looked up.
+
+    ``say`` makes events durable, by topic and partition, and raises ``Unreachable`` once it has given up.
+    """
 
     def __init__(
         self,
         look_up: LookUp | None,
-        publisher: EventPublisher,
+        say: Callable[[str, int, Sequence[Event]], Awaitable[None]],
         fail: Callable[[PaidonceError], None],
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._look_up = look_up
-        self._publisher = publisher
+        self._say = say
         self._fail = fail
         self._now = now
         self._owned: dict[int, _Owned] = {}
@@ -142,22 +145,10 @@ class Reconciler:
 
     async def _reconcile(self, look_up: LookUp, partition: int, owned: _Owned, effect: UnknownSeen, terms: Reconcile) -> None:
         try:
-            try:
-                key, members = call_of(owned.actor, effect)
-            except StateError as error:
-                # What was sent cannot be said any more, so nobody can be asked for it; a person still can say what became of it.
-                log.error("receipt %s cannot be looked up, it waits for a person: %s", effect.receipt, error)
-                return
-            wait = WAIT_SECONDS_MIN
-            for _ in range(LOOK_UPS_MAX):
-                event = await self._asked(look_up, effect, terms, key, members)
-                if event is not None:
-                    await self._publisher.publish("receipt-completions", partition, [event])
-                    self.reconciled += 1
-                    return
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, WAIT_SECONDS_MAX)
-            log.warning("receipt %s: %d look-ups brought nothing; it waits for a person", effect.receipt, LOOK_UPS_MAX)
+            event = await self._settled(look_up, owned, effect, terms)
+            if event is not None:
+                await self._say("receipt-completions", partition, [event])
+                self.reconciled += 1
         except PaidonceError as error:
             self._fail(error)
         finally:
@@ -165,6 +156,37 @@ class Reconciler:
                 del owned.tasks[effect.receipt]
                 if self._owned.get(partition) is owned:
                     self._begin(partition, owned)
+
+    async def _settled(self, look_up: LookUp, owned: _Owned, effect: UnknownSeen, terms: Reconcile) -> ReceiptResolved | None:
+        """Look up until something settles the receipt; ``None`` where that is left to a person or to a later time."""
+        try:
+            key, members = call_of(owned.actor, effect)
+        except StateError as error:
+            # A receipt of its batch was forgotten, and with it an input that the key is made of. That harms nobody else.
+            log.error("receipt %s cannot be looked up, and waits for a person: %s", effect.receipt, error)
+            return None
+        wait, asked = WAIT_SECONDS_MIN, 0
+        while True:
+            young = terms.absent_means == "unpaid" and self._age_seconds(effect) < terms.absent_after_seconds
+            # As values: whatever goes wrong in a look-up must neither end it in silence nor end the worker.
+            (said,) = await asyncio.gather(self._asked(look_up, effect, terms, key, members), return_exceptions=True)
+            if isinstance(said, BaseException):
+                log.error("receipt %s: the look-up failed, and is made again later", effect.receipt, exc_info=said)
+            elif said is not None:
+                return said
+            asked += 1
+            if asked >= LOOK_UPS_MAX and not young:
+                log.warning("receipt %s: %d look-ups brought nothing; it waits for a person", effect.receipt, asked)
+                return None
+            if asked >= LOOK_UPS_MAX and owned.waiting:
+                # Its place is for those that were not asked for yet; it comes again behind them.
+                owned.waiting[effect.receipt] = None
+                return None
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, WAIT_SECONDS_MAX)
+
+    def _age_seconds(self, effect: UnknownSeen) -> float:
+        return self._now() - effect.since_ms / 1000
 
     async def _asked(
         self, look_up: LookUp, effect: UnknownSeen, terms: Reconcile, key: str, members: tuple[CallMember, ...]
@@ -183,8 +205,7 @@ class Reconciler:
                     return ReceiptResolved(effect.receipt, effect.n, effect.epoch, None, WHO, outcome.fault.message)
                 log.warning("receipt %s: the look-up's answer is of no use: %s", effect.receipt, outcome.fault.message)
             case Absent():
-                age = self._now() - effect.since_ms / 1000
-                if terms.absent_means == "unpaid" and age >= terms.absent_after_seconds:
+                if terms.absent_means == "unpaid" and self._age_seconds(effect) >= terms.absent_after_seconds:
                     return ReceiptResolved(effect.receipt, effect.n, effect.epoch, None, WHO, "the provider never heard of it")
             case NoWord(fault=fault):
                 log.warning("receipt %s: %s", effect.receipt, fault.message)

@@ -17,7 +17,7 @@ import msgspec
 from schemas.events import AttemptEnded, Event, LeasesRenewed, Value
 from streams.cleanup import CleanUp
 from streams.errors import Unreachable
-from streams.journal import AnswerJournal
+from streams.journal import AnswerJournal, Segment
 from streams.outbox import EventPublisher
 from streams.salvage import Salvaged, SalvageFile, Why
 from streams.settings import Settings
@@ -124,12 +124,12 @@ class Settlement:
         """
         kept = _Unpublished(tool, events)
         self._unpublished[kept] = None
-        journalled = self._written_down(tool, partition, events)
+        segment = self._written_down(tool, partition, events)
         written()
         await self._climb(COMPLETIONS, partition, events, kept)
         del self._unpublished[kept]
-        if journalled:
-            self.journal.published()
+        if segment is not None:
+            self.journal.published(segment)
 
     async def beat(self, partition: int, leases: Sequence[str], seconds: float | None = None) -> bool:
         """Renew leases; whether that was acknowledged in time (``broker_seconds`` where nothing is said).
@@ -204,14 +204,13 @@ class Settlement:
         log.warning("receipt %s: a further value of attempt %d was kept aside, see %s", receipt, n, self.salvage.path)
         self.salvage.keep([Salvaged(Why.KEPT_ASIDE, _now_ms(), receipt, tool, n, output=msgspec.Raw(output))])
 
-    def _written_down(self, tool: str, partition: int, events: Sequence[AttemptEnded]) -> bool:
+    def _written_down(self, tool: str, partition: int, events: Sequence[AttemptEnded]) -> Segment | None:
         """Journal the answers; a full disk must not keep paid answers from being published."""
         try:
-            self.journal.append(partition, events)
+            return self.journal.append(partition, events)
         except OSError as error:
             log.error("answers of %s are published without having been journalled: %s", tool, error)
-            return False
-        return True
+            return None
 
     async def _climb(self, topic: str, partition: int, events: Sequence[Event], kept: _Unpublished | None) -> None:
         """Publish until one copy is acknowledged: at once, after 1, 3 and 9 s while the budget lasts, and wait to its end."""

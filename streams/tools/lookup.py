@@ -14,13 +14,13 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from schemas.canonical import InvalidJson, dump_json, parse_json
+from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_json, parse_json
 from schemas.events import Fault
 from schemas.providers import Provider, Providers, Reconcile, Tool
 from streams.tools.connections import CONNECT_SECONDS_MAX, AnswerLost, BadAnswer, Connections, NothingSent, read_body
 from streams.tools.http import fixed_headers
-from streams.tools.port import CallMember, MemberOutcome
-from streams.tools.results import single_outcome, split, steps_of, value_at, withheld
+from streams.tools.port import Answered, CallMember, MemberOutcome
+from streams.tools.results import Steps, single_outcome, split, steps_of, value_at, withheld
 from streams.tools.secrets import excerpt, resolve_all
 
 
@@ -134,7 +134,16 @@ class HttpLookUp:
             return self._no_word(
                 tool, "bad_response", f"{word!r:.80} at {reconcile.status!r} is none of the words of the providers file"
             )
-        lost = dump_json(value_at(answer, steps_of(reconcile.answer)))
+        steps = steps_of(reconcile.answer)
+        if not _is_there(answer, steps):
+            # An answer that the provider keeps no longer, or a wrong path: to take it for *nothing found* would settle it for good.
+            return self._no_word(
+                tool, "bad_response", f"the word at {reconcile.status!r} is {word!r:.80}, but nothing is at {reconcile.answer!r}"
+            )
+        try:
+            lost = dump_json(value_at(answer, steps))
+        except UncanonicalValue as error:
+            return self._no_word(tool, "bad_response", f"the answer at {reconcile.answer!r} cannot be kept: {error.reason}")
         if len(members) > 1 and form.batch is not None:
             outcomes = split(form.batch, members, lost)
         else:
@@ -142,9 +151,21 @@ class HttpLookUp:
         return Found(tuple([self._kept(outcome) for outcome in outcomes]))
 
     def _kept(self, outcome: MemberOutcome) -> MemberOutcome:
-        """An output that carries a secret is not taken (R10)."""
-        output = getattr(outcome, "output", None)
-        return outcome if output is None else withheld(output, self._secrets) or outcome
+        """No output that carries a secret is taken (R10), and a fault's words, which are kept too, are cut and without secrets."""
+        if isinstance(outcome, Answered):
+            return withheld(outcome.output, self._secrets) or outcome
+        fault = outcome.fault
+        return msgspec.structs.replace(outcome, fault=Fault(fault.code, excerpt(fault.message, self._secrets), fault.repairable))
 
     def _no_word(self, tool: str, code: str, message: str) -> NoWord:
         return NoWord(Fault(code, f"{tool}: look-up: {excerpt(message, self._secrets)}"))
+
+
+def _is_there(value: JsonValue, steps: Steps) -> bool:
+    """Whether a path leads somewhere, if only to ``null``."""
+    if not steps:
+        return True
+    above, last = value_at(value, steps[:-1]), steps[-1]
+    if isinstance(above, list):
+        return last.isascii() and last.isdigit() and len(last) < 10 and int(last) < len(above)
+    return isinstance(above, dict) and last in above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,10 @@ from schemas.providers import Providers
 from streams.sandbox import Fault, FaultKind, Sandbox
 from streams.tools.http import HttpCaller
 from streams.tools.lookup import Absent, Found, HttpLookUp, NoWord, Pending, Word
-from streams.tools.port import Answered, CallMember, Doubtful, ProviderCall
+from streams.tools.port import Answered, CallMember, Doubtful, ProviderCall, Refused
+from streams.tools.results import OUTPUT_BYTES_MAX
+from streams.tools.secrets import EXCERPT_CHARACTERS
+from tests.support.raw_server import serving
 
 SECRET = "sk-very-secret"
 BATCH = {"path": "/v1/email/check/batch", "size_max": 100, "match_key": "id"}
@@ -112,6 +116,83 @@ async def test_what_is_not_understood_settles_nothing(terms: dict[str, Any], cod
     assert isinstance(word, NoWord)
     assert word.fault.code == code
     assert "wrong" not in word.fault.message
+
+
+async def told(body: bytes, members: tuple[CallMember, ...], *, tool: dict[str, Any] | None = None, **terms: Any) -> Word:
+    """What is read from a look-up's answer."""
+
+    async def answer(_reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    async with serving(answer) as server:
+        providers = providers_of(server.url, {"path": "/o/{key}"} | terms, **(tool or {}))
+        look_up = HttpLookUp(providers, environment={"KEY": SECRET})
+        try:
+            return await look_up.ask("p.t", "key-1", members)
+        finally:
+            await look_up.close()
+
+
+ONE = members_of("a@example.com")
+TWO = members_of("a@example.com", "b@example.com")
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b'{"status":"done"}', "answer"),
+        (b'{"status":"done","answer":{"verdict":"valid"}}', "anwser"),
+        (b'{"status":"done","answer":{"verdict":"valid"}}', "answer.body"),
+        (b'{"status":"done","answer":null}', "answer.body"),
+        (b'{"status":"done","answer":[1]}', "answer.1"),
+        (b'{"status":"done","answer":[1]}', "answer.first"),
+    ],
+)
+@pytest.mark.parametrize("members", [ONE, TWO], ids=["alone", "a batch"])
+async def test_U3_done_without_the_answer_itself_settles_nothing(body: bytes, path: str, members: tuple[CallMember, ...]) -> None:
+    """An answer that the provider keeps no longer, or a mistyped path: every member was settled as paid, with nothing, for good."""
+    word = await told(body, members, tool={"batch": BATCH}, answer=path)
+    assert isinstance(word, NoWord)
+    assert f"nothing is at '{path}'" in word.fault.message
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b'{"status":"done","answer":null}', "answer"),
+        (b'{"status":"done","answers":[1,null]}', "answers.1"),
+        (b'{"status":"done","answer":{"other":1}}', "answer"),
+        (b'{"status":"done"}', ""),
+    ],
+)
+async def test_U3_an_answer_that_says_null_or_lacks_the_result_is_no_result_as_the_lost_one_would_have_been(
+    body: bytes, path: str
+) -> None:
+    assert await told(body, ONE, answer=path) == Found((Answered(b"null"),))
+
+
+@pytest.mark.parametrize("depth", [300, 5_000])
+async def test_U3_an_answer_that_no_receipt_could_keep_settles_nothing_and_ends_no_look_up(depth: int) -> None:
+    """It raised where nobody heard of it, and the receipt was looked up no more."""
+    word = await told(b'{"status":"done","answer":' + b"[" * depth + b"]" * depth + b"}", ONE)
+    assert isinstance(word, NoWord)
+    assert "nested deeper than" in word.fault.message or "invalid JSON" in word.fault.message
+
+
+async def test_U3_an_answer_that_is_too_large_settles_nothing() -> None:
+    word = await told(b'{"status":"done","answer":{"verdict":"' + b"x" * OUTPUT_BYTES_MAX + b'"}}', ONE)
+    assert isinstance(word, Found)
+    assert [outcome.fault.code for outcome in word.outcomes if isinstance(outcome, Doubtful)] == ["too_large"]
+
+
+async def test_V3_a_refusal_that_is_found_is_kept_without_secrets() -> None:
+    """It goes into the log as the reason why a call was not paid, and was written there with all of the provider's words."""
+    errors = [{"id": member.receipt, "error": f"bad key {SECRET}" + " and so on" * 100} for member in TWO]
+    word = await told(json.dumps({"status": "done", "answer": {"results": errors}}).encode(), TWO, tool={"batch": BATCH})
+    assert isinstance(word, Found)
+    messages = [outcome.fault.message for outcome in word.outcomes if isinstance(outcome, Refused)]
+    assert len(messages) == 2
+    assert all(message.startswith("bad key [secret] and so on") and len(message) <= EXCERPT_CHARACTERS for message in messages)
 
 
 async def test_a_provider_that_is_away_settles_nothing() -> None:

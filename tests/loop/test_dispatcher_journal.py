@@ -71,3 +71,23 @@ def test_S5_what_a_killed_process_had_read_is_published_by_the_next_one(tmp_path
             assert it.journal.unpublished() == []
 
     play(again())
+
+
+def test_S5_a_worker_starts_over_a_damaged_journal_and_publishes_what_can_be_read(tmp_path: Path) -> None:
+    """A file that ends in zeros after a power loss ended every start, and with it all work of this data folder."""
+    end = AttemptEnded("a", 1, 0, "L", Value(b'"paid"'))
+
+    async def again() -> None:
+        journal = AnswerJournal(tmp_path / "answers.journal")
+        journal.append(3, [end])
+        journal.close()
+        with (tmp_path / "answers.journal").open("ab") as file:
+            file.write(b"\0" * 64)
+        async with world(tmp_path) as it:
+            assert [(partition, event) for topic, partition, event in it.log.published if topic == "receipt-completions"] == [
+                (3, end)
+            ]
+            assert it.journal.unpublished() == []
+            assert (tmp_path / "answers.journal.damaged").read_bytes()[-64:] == b"\0" * 64
+
+    play(again())

@@ -16,6 +16,7 @@ from schemas.events import AttemptEnded, Fault, Mode, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import RECEIPT, record_key
 from streams import reconciler
+from streams.errors import Unreachable
 from streams.tools.lookup import Absent, Found, NoWord, Pending, Word
 from streams.tools.port import Answered, CallMember, Doubtful, Refused
 from tests.support.dispatch import World
@@ -28,7 +29,7 @@ UNPAID = Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=
 class Words:
     """A look-up that says what the test wrote, the last word for ever."""
 
-    def __init__(self, *words: Word, terms: Reconcile | None = UNPAID) -> None:
+    def __init__(self, *words: Word | Exception, terms: Reconcile | None = UNPAID) -> None:
         self.words = list(words)
         self._terms = terms
         self.asked: list[tuple[float, str, tuple[CallMember, ...]]] = []
@@ -44,7 +45,10 @@ class Words:
         self.open_max = max(self.open_max, self.open)
         await asyncio.sleep(0.01)
         self.open -= 1
-        return self.words.pop(0) if len(self.words) > 1 else self.words[0]
+        word = self.words.pop(0) if len(self.words) > 1 else self.words[0]
+        if isinstance(word, Exception):
+            raise word
+        return word
 
     async def close(self) -> None:
         self.closed = True
@@ -63,7 +67,7 @@ class Doubts(World):
         self.words = words
         watched = reconciler.Reconciler(
             words,
-            self.log,  # type: ignore[arg-type]
+            self.dispatcher.settlement.say,
             self.failures.append,
             now=lambda: self.began_ms / 1000 + self.time.now - self.began,
         )
@@ -260,6 +264,57 @@ def test_more_than_may_be_open_wait_for_their_turn(tmp_path: Path, monkeypatch: 
     story(words, told, tmp_path)
 
 
+def test_U3_never_heard_of_is_believed_after_hours_too_if_the_providers_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups ended 67 minutes after the first, so that a longer ``absent_after_seconds`` had no effect and nobody was told."""
+    monkeypatch.setattr(reconciler, "WAIT_SECONDS_MAX", 10.0)  # they would end after 2 minutes
+    words = Words(Absent(), terms=Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=400))
+
+    async def told(world: Doubts) -> None:
+        await world.loses()
+        await world.passes(390)
+        assert resolved(world) == []
+        assert len(words.asked) > reconciler.LOOK_UPS_MAX
+        await world.passes(reconciler.WAIT_SECONDS_MAX + 12)
+        assert [event.why for event in resolved(world)] == ["the provider never heard of it"]
+        waits = [later - earlier for (earlier, *_), (later, *_) in pairwise(words.asked)]
+        assert max(waits) < reconciler.WAIT_SECONDS_MAX + 1
+
+    story(words, told, tmp_path)
+
+
+def test_U3_look_ups_that_go_on_for_long_keep_no_others_from_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a place each, of so many; with that the first would have kept it until the last second."""
+    monkeypatch.setattr(reconciler, "OPEN_MAX", 2)
+    monkeypatch.setattr(reconciler, "LOOK_UPS_MAX", 3)
+    words = Words(Absent(), terms=Reconcile(path="/x/{key}", absent_means="unpaid", absent_after_seconds=200))
+
+    async def told(world: Doubts) -> None:
+        await world.loses("abcde")
+        await world.passes(20)
+        assert {member.receipt for _, _, (member,) in words.asked} == set("abcde")
+        assert resolved(world) == []
+        await world.passes(300)
+        assert sorted(event.receipt for event in resolved(world)) == list("abcde")
+
+    story(words, told, tmp_path)
+
+
+def test_U3_a_look_up_that_fails_in_itself_is_told_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer nested 300 deep ended the task with an error that nobody heard of, and with it all look-ups of the receipt."""
+    words = Words(ValueError("nested deeper"), Found((Answered(b"1"),)))
+
+    async def told(world: Doubts) -> None:
+        await world.loses()
+        await world.passes(3)
+        assert [event.output for event in resolved(world)] == [b"1"]
+
+    story(words, told, tmp_path)
+    assert "receipt a: the look-up failed, and is made again later" in caplog.text
+    assert "nested deeper" in caplog.text
+
+
 def test_B11_what_was_sent_and_is_not_there_any_more_cannot_be_looked_up_and_the_worker_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,3 +337,22 @@ def test_B11_what_was_sent_and_is_not_there_any_more_cannot_be_looked_up_and_the
         story(words, told, tmp_path)
     missing = [record.getMessage() for record in caplog.records if "cannot be looked up" in record.msg]
     assert sorted(message.split()[1] for message in missing) == ["a", "b"]
+
+
+def test_S3_what_a_look_up_found_is_published_again_while_the_broker_is_away(tmp_path: Path) -> None:
+    """It went past ladder and breaker: one error of the broker ended the worker."""
+    words = Words(Pending(), Found((Answered(b"1"),)))
+
+    async def told(world: Doubts) -> None:
+        await world.loses()
+        await world.passes(0.5)
+        world.log.trouble = Unreachable("no broker")
+        await world.passes(3)
+        assert world.dispatcher.settlement.breaker.is_open
+        assert (resolved(world), world.failures) == ([], [])
+        world.log.trouble = None
+        await world.passes(10)
+        assert [event.output for event in resolved(world)] == [b"1"]
+        assert (world.dispatcher.settlement.breaker.is_open, world.failures, len(words.asked)) == (False, [], 2)
+
+    story(words, told, tmp_path)

@@ -139,20 +139,18 @@ def test_a_full_disk_is_told_and_leaves_what_stands_before_and_after_readable(pa
 
 
 def test_the_file_is_emptied_when_all_is_published_and_not_before(path: Path, journal: AnswerJournal) -> None:
-    for number in range(3):
-        journal.append(number, [answer(f"r{number}")])
-    journal.published()
-    journal.published()
+    segments = [journal.append(number, [answer(f"r{number}")]) for number in range(3)]
+    journal.published(segments[1])
+    journal.published(segments[0])
     assert len(left(path)) == 3
-    journal.published()
+    journal.published(segments[2])
     assert path.stat().st_size == 0
     assert left(path) == []
 
 
 def test_an_emptied_journal_is_written_from_its_beginning_again(path: Path, journal: AnswerJournal) -> None:
     for number in range(3):
-        journal.append(number, [answer(f"r{number}")])
-        journal.published()
+        journal.published(journal.append(number, [answer(f"r{number}")]))
         assert path.stat().st_size == 0
     journal.append(7, [answer("r7")])
     assert left(path) == [(7, [answer("r7")])]
@@ -170,8 +168,8 @@ def test_clearing_takes_away_what_the_process_before_left(path: Path) -> None:
 def test_clearing_leaves_what_this_process_has_not_published(path: Path) -> None:
     killed_while_writing(path, [answer("r1")])
     with closing(AnswerJournal(path)) as journal:
-        journal.append(1, [answer("r2")])
+        segment = journal.append(1, [answer("r2")])
         journal.clear()
-        assert left(path) == [(0, [answer("r1")]), (1, [answer("r2")])]
-        journal.published()
+        assert left(path) == [(1, [answer("r2")])]
+        journal.published(segment)
         assert left(path) == []
