@@ -216,7 +216,12 @@ class Task(Record):
     #: Positions of later input lines with the same row key (M5).
     duplicates: tuple[int, ...] = ()
     reused: bool = False
+    #: Number of the call that the column being computed waits for: 0, and one more for each time that it asked again.
     refreshed: int = 0
+    #: The column being computed asks again after a repairable failure of an earlier run (R5).
+    again: bool = False
+    #: Auth scope under which the column being computed asks now, ``""`` where it is the run's own (P4).
+    moved: str = ""
 
 
 class UnknownCell(Record):

@@ -66,7 +66,7 @@ def _state(turn: RowsTurn, share: RunShare, task: Task, event: CellResolved) -> 
     """How a cell stands, for people."""
     cell = task.cells.get(event.column)
     if cell is None and share.play is not None:
-        sheet = turn.records.get(record_key(SHEET, share.play.dataset, event.row), SheetRow)
+        sheet = turn.records.get(record_key(SHEET, share.org, share.play.dataset, event.row), SheetRow)
         cell = None if sheet is None else sheet.cells.get(event.column)
     return "not asked for yet" if cell is None else f"{cell.status.value}, not unknown"
 
