@@ -261,8 +261,8 @@ class RowsEngine:
         if cell is None or cell.status not in (_RUNNING, _CELL_UNKNOWN):
             return
         if share.cancelled and cell.status is _RUNNING:
-            # A cancelled run gets no cell from what was in flight: the receipt keeps the value (M15). A cell that was unknown before
-            # is settled all the same: people look at it, and say what became of it (U3).
+            # A cancelled run gets no cell from what was in flight: the receipt keeps the value (M15). A cell that was unknown
+            # by then is settled all the same: people look at it, and say what became of it (U3).
             return
         turn.records.put(name, task)
         answer = event.answer
