@@ -123,6 +123,17 @@ class SweepDue(Event, frozen=True):
     until_ms: int
 
 
+class EndedRunsDue(Event, frozen=True):
+    """Look for rows of runs that have ended, to be dropped, one portion a turn; runs that ended up to ``until_ms`` (Unix ms).
+
+    ``run`` and ``row`` name what was looked at last.
+    """
+
+    until_ms: int
+    run: str = ""
+    row: str = ""
+
+
 class Misrouted(Event, frozen=True):
     """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
 
@@ -152,6 +163,7 @@ Command = (
     | ResolutionRequested
     | ForgettingRequested
     | SweepDue
+    | EndedRunsDue
     | Misrouted
     | Parked
 )

@@ -14,6 +14,8 @@ import msgspec
 from schemas.counts import Hold as Hold
 from schemas.counts import RunRetries as RunRetries
 from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RetryBudget, RowCounts
+from schemas.waiting import UnknownCell as UnknownCell
+from schemas.waiting import WaitingRows as WaitingRows
 
 
 def record_key(prefix: bytes, *parts: str) -> bytes:
@@ -224,14 +226,6 @@ class Task(Record):
     moved: str = ""
 
 
-class UnknownCell(Record):
-    """A cell whose outcome is unknown, and the attempt in doubt as its receipt's owner told it."""
-
-    receipt: str
-    n: int
-    epoch: int
-
-
 class SheetRow(Record):
     """The newest state of a row of a dataset, shared by all runs on it."""
 
@@ -265,12 +259,8 @@ class RunShare(Record):
     #: Numbers of the chunks that wait: the first, and the one behind the last.
     waiting_first: int = 0
     waiting_next: int = 0
-
-
-class WaitingRows(Record):
-    """A chunk of a run's rows that are not admitted yet."""
-
-    rows: tuple[AddedRow, ...]
+    #: ``published_ms`` as it was when the rows of the run, which had ended, were last looked through for what may be dropped.
+    swept_ms: int = 0
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import msgspec
 from schemas import address
 from schemas.canonical import canonical, parse_json
 from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event
-from schemas.states import TASK, record_key
+from schemas.states import TASK, Task, record_key
 from streams.engine.program import Renderer, compile_template, look_up
 
 #: A longer bucket key is digested: it stands in every request and receipt.
@@ -69,6 +69,12 @@ def kept_under(org: str, column: CompiledColumn, text: bytes) -> str:
 def moved(org: str, column: CompiledColumn, scope: str) -> Program:
     """The column with another auth scope, whose keys are others (P4)."""
     return _program(org, msgspec.structs.replace(column, scope=scope))
+
+
+def next_column(task: Task) -> None:
+    """Go on to the next column, whose calls are numbered anew: what was asked again was a cell, not the row (R5, P4)."""
+    task.column += 1
+    task.refreshed, task.again, task.moved = 0, False, ""
 
 
 @lru_cache(maxsize=256)

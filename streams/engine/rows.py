@@ -13,7 +13,7 @@ import msgspec
 
 from schemas import address
 from schemas.canonical import UncanonicalValue, canonical, parse_json
-from schemas.commands import CountersDue, RecoveryEnded
+from schemas.commands import CountersDue, EndedRunsDue, RecoveryEnded
 from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import (
     AddedRow,
@@ -34,7 +34,6 @@ from schemas.events import (
     ToolRequested,
 )
 from schemas.states import (
-    SHARE,
     SHEET,
     TASK,
     Cell,
@@ -45,12 +44,13 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine import admission, unknowncells
-from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, moved, standing_of
+from streams.engine import admission, runsweep, unknowncells
+from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, next_column, standing_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
+from streams.engine.runsweep import RunSweepPolicy
 from streams.engine.scopes import scope_in, too_late, unmoved
 from streams.engine.sheet import published
 
@@ -70,7 +70,10 @@ _STATUS_NAMES = {status: status.value for status in RowStatus}
 
 
 class RowsEngine:
-    """The engine of the ``rows`` table."""
+    """The engine of the ``rows`` table; without ``sweep`` it drops nothing by itself."""
+
+    def __init__(self, sweep: RunSweepPolicy | None = None) -> None:
+        self._sweep = sweep
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then publish the counters of the runs that changed."""
@@ -82,6 +85,8 @@ class RowsEngine:
         for run, share in turn.shares.items():
             admission.admit(turn, run, share, self._add)
             turn.report(run, share)
+        for due in turn.sweeps:
+            runsweep.sweep(records, outbox, context, due, self._sweep)
 
     def _fold(self, turn: RowsTurn, event: Event) -> None:
         match event:
@@ -94,7 +99,7 @@ class RowsEngine:
             case CallsAnswered():
                 for call, mark in event.calls:
                     self._answered(turn, call, mark, event)
-            case RunOpened():
+            case RunOpened() if not turn.share(event.run).closed:
                 share = turn.share(event.run)
                 share.org, share.play = event.org, event.play
                 share.force, share.force_tool_refresh = event.force, event.force_tool_refresh
@@ -112,11 +117,11 @@ class RowsEngine:
             case CountersDue():
                 turn.share(event.run)
             case RecoveryEnded():
-                for key, share in turn.records.scan(SHARE, RunShare):
-                    if not share.closed:
-                        share.dirty = True
-                        share.published_ms = 0
-                        turn.shares[key[1:].decode()] = share
+                turn.take_stock()
+                if self._sweep is not None:
+                    turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
+            case EndedRunsDue():
+                turn.sweeps.append(event)
 
     # --- rows ------------------------------------------------------------------------------------------------
 
@@ -183,7 +188,7 @@ class RowsEngine:
             if values.get(needed) in (None, ""):
                 task.cells[column.name] = Cell(_SKIPPED, run=run)
                 values[column.name] = None
-                _next(task)
+                next_column(task)
                 return True
         return False
 
@@ -276,7 +281,7 @@ class RowsEngine:
             cell.mark, cell.fault, cell.receipt = mark, None, event.receipt
             if mark is not _CACHE:
                 turn.answered_lane = share.play.columns[task.column].lane
-            _next(task)
+            next_column(task)
             self._advance(turn, run, share, task)
             turn.answered_lane = None
             return
@@ -307,29 +312,24 @@ class RowsEngine:
             return False
         task.refreshed += 1
         task.again = True
-        program = self._program(turn, run, share, task)
+        program = turn.program(run, share, task)
         text = canonical(program.render(self._values(task)))
         self._ask(turn, run, share, task, program.column, event.receipt, text)
         return True
 
     def _moves(self, turn: RowsTurn, run: str, share: RunShare, task: Task, scope: str) -> bool:
         """Ask under the keys of another auth scope, once (P4); false where the keys would be the same. The old receipt is left."""
-        if task.moved or scope == self._program(turn, run, share, task).column.scope:
+        if task.moved or scope == turn.program(run, share, task).column.scope:
             return False
         task.refreshed += 1
         # What was met under the old keys says nothing of the receipt that is asked for now.
         task.moved, task.again = scope, False
-        there = self._program(turn, run, share, task)
+        there = turn.program(run, share, task)
         text = canonical(there.render(self._values(task)))
         receipt = there.receipt(text, run, task.row.key)
         task.cells[there.column.name].receipt = receipt
         self._ask(turn, run, share, task, there.column, receipt, text)
         return True
-
-    def _program(self, turn: RowsTurn, run: str, share: RunShare, task: Task) -> Program:
-        """The column that a row computes, under the auth scope that it asks with."""
-        program = turn.programs(run, share)[task.column]
-        return moved(share.org, program.column, task.moved) if task.moved else program
 
     def _extracted(self, column: CompiledColumn, output: bytes) -> bytes:
         return output if column.extract is None else extracted(output, column.extract)
@@ -386,9 +386,3 @@ class RowsEngine:
                 turn.count(run, "skipped")
                 admission.settled(share, task.row)
             turn.records.put(name, task)
-
-
-def _next(task: Task) -> None:
-    """Go on to the next column, whose calls are numbered anew: what was asked again was a cell, not the row (R5, P4)."""
-    task.column += 1
-    task.refreshed, task.again, task.moved = 0, False, ""

@@ -39,6 +39,9 @@ def resolve(turn: RowsTurn, event: CellResolved, settle: Settle) -> None:
     share = turn.share(event.run)
     task = turn.records.get(record_key(TASK, event.run, event.row), Task)
     unknown = turn.records.get(record_key(UNKNOWN_CELL, event.run, event.row, event.column), UnknownCell)
+    if share.closed and task is None:
+        _tell(turn, event, "not_unknown", f"run {event.run} has ended, and no row with the key {event.row} is in doubt there")
+        return
     if share.play is None or task is None:
         _tell(turn, event, "unknown_row", f"run {event.run} has no row with the key {event.row}")
         return
