@@ -263,11 +263,9 @@ class RowsEngine:
         if task is None or share.play is None or task.refreshed != refreshed:
             return
         cell = task.cells.get(column)
+        # A cancel has made cells that were running *skipped*: the receipt keeps their values (M15). One that was unknown before is
+        # settled all the same: people look at it, and say what became of it (U3).
         if cell is None or cell.status not in (_RUNNING, _CELL_UNKNOWN):
-            return
-        if share.cancelled and cell.status is _RUNNING:
-            # A cancelled run gets no cell from what was in flight: the receipt keeps the value (M15). A cell that was unknown
-            # by then is settled all the same: people look at it, and say what became of it (U3).
             return
         turn.records.put(name, task)
         answer = event.answer
