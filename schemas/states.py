@@ -222,8 +222,8 @@ class Task(Record):
     refreshed: int = 0
     #: The column being computed asks again after a repairable failure of an earlier run (R5).
     again: bool = False
-    #: Auth scope under which the column being computed asks now, ``""`` where it is the run's own (P4).
-    moved: str = ""
+    #: Auth scopes under which columns asked that are not the run's own, by the columns' places (P4).
+    moved: dict[int, str] = msgspec.field(default_factory=dict)
 
 
 class SheetRow(Record):

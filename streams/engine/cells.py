@@ -74,7 +74,7 @@ def moved(org: str, column: CompiledColumn, scope: str) -> Program:
 def next_column(task: Task) -> None:
     """Go on to the next column, whose calls are numbered anew: what was asked again was a cell, not the row (R5, P4)."""
     task.column += 1
-    task.refreshed, task.again, task.moved = 0, False, ""
+    task.refreshed, task.again = 0, False
 
 
 @lru_cache(maxsize=256)

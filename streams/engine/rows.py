@@ -317,11 +317,11 @@ class RowsEngine:
 
     def _moves(self, turn: RowsTurn, run: str, share: RunShare, task: Task, scope: str) -> bool:
         """Ask under the keys of another auth scope, once (P4); false where the keys would be the same. The old receipt is left."""
-        if task.moved or scope == turn.program(run, share, task).column.scope:
+        if task.column in task.moved or scope == turn.program(run, share, task).column.scope:
             return False
         task.refreshed += 1
         # What was met under the old keys says nothing of the receipt that is asked for now.
-        task.moved, task.again = scope, False
+        task.moved[task.column], task.again = scope, False
         there = turn.program(run, share, task)
         text = canonical(there.render(self._values(task)))
         receipt = there.receipt(text, run, task.row.key)
@@ -352,7 +352,9 @@ class RowsEngine:
             # The task goes on with its cells.
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         row = task.row
-        sheet = SheetRow(row.position, row.fields, cells, status, run, standing_of(share.org, share.play) or share.play.revision)
+        # A cell that has moved holds what another account got: such a row stands for no run that is bound as this one was.
+        standing = None if task.moved else standing_of(share.org, share.play)
+        sheet = SheetRow(row.position, row.fields, cells, status, run, standing or share.play.revision)
         name = record_key(SHEET, share.org, dataset, row.key)
         newer = turn.records.get(name, SheetRow) if share.closed else None
         if newer is None or newer.run == run:

@@ -67,7 +67,8 @@ class RowsTurn:
     def program(self, run: str, share: RunShare, task: Task) -> Program:
         """The column that a row computes, under the auth scope that it asks with."""
         program = self.programs(run, share)[task.column]
-        return moved(share.org, program.column, task.moved) if task.moved else program
+        scope = task.moved.get(task.column)
+        return program if scope is None else moved(share.org, program.column, scope)
 
     def count(self, run: str, state: str, change: int = 1) -> None:
         """Change a row counter."""

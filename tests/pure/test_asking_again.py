@@ -155,3 +155,13 @@ def test_P4_every_event_twice_asks_for_each_column_once() -> None:
     twice: list[CallsAnswered] = [answer(there, "v"), answer(there, "v")]
     behind = ask(table.given(*twice))
     assert len(asked(table.given(failed(behind, MOVED), failed(behind, MOVED)))) == 1
+
+
+def test_P4_K3_a_row_with_a_moved_cell_does_not_stand_for_a_run_bound_to_the_old_account() -> None:
+    """It holds what the other account got: the next run asks under its own keys, and pays for nothing that it has paid for."""
+    table, first = begun()
+    there = ask(table.given(failed(first, MOVED)))
+    behind = ask(table.given(answer(there, "v")))
+    assert sheet(table.given(answer(behind, "w")))[0].status == "completed"
+    again = ask(table.given(opened("next", of=TWO), added(row(0, x="v"), run="next")))
+    assert again.receipt == first.receipt != there.receipt

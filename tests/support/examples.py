@@ -282,7 +282,9 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
         True,
         2,
     ),
-    "k Task: that asks again under another scope": Task(ROW, {}, 1, RowStatus.OPEN, refreshed=3, again=True, moved="5e" * 20),
+    "k Task: that asks again under another scope": Task(
+        ROW, {}, 1, RowStatus.OPEN, refreshed=3, again=True, moved={0: "5e" * 20, 1: "6f" * 20}
+    ),
     "h SheetRow": SheetRow(3, ROW.fields, {"verified": Cell(CellStatus.COMPLETED)}, RowStatus.COMPLETED, "run-1", "1-4f2a"),
     "c RunShare": RunShare("org", PLAY, True, True, ROWS, CALLS, 12, 1_800_000_000_123, True, True, True, True, SAMPLES),
     "c RunShare: of a run that is over": RunShare(),
