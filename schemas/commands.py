@@ -136,6 +136,17 @@ class SweepGoesOn(Event, frozen=True):
     left: bool = False
 
 
+class EndedRunsDue(Event, frozen=True):
+    """Look for rows of runs that have ended, to be dropped, one portion a turn; runs that ended up to ``until_ms`` (Unix ms).
+
+    ``run`` and ``row`` name what was looked at last.
+    """
+
+    until_ms: int
+    run: str = ""
+    row: str = ""
+
+
 class Misrouted(Event, frozen=True):
     """Another client's partitioner put a request on a partition that is not its run's home: it is forwarded there."""
 
@@ -166,6 +177,7 @@ Command = (
     | ForgettingRequested
     | SweepDue
     | SweepGoesOn
+    | EndedRunsDue
     | Misrouted
     | Parked
 )

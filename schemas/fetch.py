@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_serializer, model_validator
+
+from schemas.canonical import normalize
 
 #: The name under which plays, lanes and callers know the built-in kind; no provider may have it.
 FETCH: Final = "fetch"
@@ -58,6 +60,10 @@ class Fetch(_Model):
         if not self.url.lower().startswith(("http://", "https://", "{{")):
             raise ValueError("url must begin with http://, https:// or a placeholder")
         return self
+
+    @field_serializer("body", when_used="json")
+    def _as_rows_are(self, value: Any) -> Any:
+        return normalize(value)
 
     @property
     def tool(self) -> str:

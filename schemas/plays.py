@@ -12,10 +12,12 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     StringConstraints,
+    field_serializer,
     model_serializer,
     model_validator,
 )
 
+from schemas.canonical import normalize
 from schemas.fetch import FETCH, Fetch
 
 ColumnName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -91,6 +93,11 @@ class Column(_Model):
                 f"column {self.name!r}: {self.tool} is built in; write fetch = {{ url = ... }} instead of tool and input"
             )
         return self
+
+    @field_serializer("input", when_used="json")
+    def _as_rows_are(self, value: dict[str, Any] | None) -> Any:
+        # By our rules and not by pydantic's, which write bytes as text: a value must have one key wherever it stands (case_D5).
+        return normalize(value)
 
     @model_serializer(mode="wrap")
     def _without_the_other(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

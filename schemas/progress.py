@@ -121,8 +121,10 @@ class RowCell(_Event):
 
 
 class MapRow(_Event):
-    """The newest state of a row of a dataset on ``map-rows``, keyed ``dataset/row key``."""
+    """The newest state of a row of an organisation's dataset on ``map-rows``, keyed ``org/dataset/row key``."""
 
+    #: Empty in rows from before there was one sheet for each organisation.
+    org: str = ""
     dataset: str
     key: str
     status: Literal["open", "completed", "failed", "skipped", "unknown"]

@@ -14,6 +14,8 @@ import msgspec
 from schemas.counts import Hold as Hold
 from schemas.counts import RunRetries as RunRetries
 from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RetryBudget, RowCounts
+from schemas.waiting import UnknownCell as UnknownCell
+from schemas.waiting import WaitingRows as WaitingRows
 
 
 def record_key(prefix: bytes, *parts: str) -> bytes:
@@ -216,15 +218,12 @@ class Task(Record):
     #: Positions of later input lines with the same row key (M5).
     duplicates: tuple[int, ...] = ()
     reused: bool = False
+    #: Number of the call that the column being computed waits for: 0, and one more for each time that it asked again.
     refreshed: int = 0
-
-
-class UnknownCell(Record):
-    """A cell whose outcome is unknown, and the attempt in doubt as its receipt's owner told it."""
-
-    receipt: str
-    n: int
-    epoch: int
+    #: The column being computed asks again after a repairable failure of an earlier run (R5).
+    again: bool = False
+    #: Auth scopes under which columns asked that are not the run's own, by the columns' places (P4).
+    moved: dict[int, str] = msgspec.field(default_factory=dict)
 
 
 class SheetRow(Record):
@@ -260,12 +259,8 @@ class RunShare(Record):
     #: Numbers of the chunks that wait: the first, and the one behind the last.
     waiting_first: int = 0
     waiting_next: int = 0
-
-
-class WaitingRows(Record):
-    """A chunk of a run's rows that are not admitted yet."""
-
-    rows: tuple[AddedRow, ...]
+    #: ``published_ms`` as it was when the rows of the run, which had ended, were last looked through for what may be dropped.
+    swept_ms: int = 0
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.dispatcher import Dispatcher
+from streams.engine.runsweep import RunSweepPolicy
 from streams.engine.sweep import SweepPolicy
 from streams.engine.waits import Waits
 from streams.journal import AnswerJournal
@@ -69,7 +70,7 @@ def build_worker(settings: Settings, providers: Providers, caller: Caller, look_
     settings.data.mkdir(parents=True, exist_ok=True)
     specs = [
         runs_agent(providers, settings.partitions),
-        rows_agent(),
+        rows_agent(run_sweep_policy(settings)),
         receipts_agent(waits_of(settings, providers), sweep_policy(settings)),
     ]
     worker = Worker(settings, specs, checkpoint=checkpoint)
@@ -93,6 +94,11 @@ def sweep_policy(settings: Settings) -> SweepPolicy:
         callers_keep_ms=int(settings.callers_keep_hours * 3_600_000),
         receipts_keep_ms=int(settings.receipts_keep_days * 86_400_000),
     )
+
+
+def run_sweep_policy(settings: Settings) -> RunSweepPolicy:
+    """How long the rows of a run are kept once it has ended, beside the sheet: as long as its callers are."""
+    return RunSweepPolicy(every_ms=int(settings.sweep_seconds * 1000), keep_ms=int(settings.callers_keep_hours * 3_600_000))
 
 
 def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:

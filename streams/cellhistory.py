@@ -33,7 +33,7 @@ from schemas.events import (
 )
 from schemas.progress import MapRow
 from schemas.requests import RunRequested
-from streams.engine.cells import call_of
+from streams.engine.cells import CALLS_MAX, call_of
 from streams.engine.compile import lane_of
 from streams.errors import UsageError
 from streams.publiclog import PublicLog
@@ -90,7 +90,7 @@ async def history(log: PublicLog, partitions: int, request: RunRequested, row: s
         raise UsageError(f"run {request.run!r} computes no column {column!r}; it has {names}")
     lane = lane_of(request.org, found.tool_name.partition(".")[0])
     cell = History(request.run, row, column, found.tool_name, lane)
-    calls = {call_of(request.run, row, column, number) for number in (0, 1)}
+    calls = {call_of(request.run, row, column, number) for number in range(CALLS_MAX)}
     here, home = spread(lane, partitions), spread(row, partitions)
     await _requests(log, here, cell, calls)
     wanted = set(cell.receipts)
@@ -100,7 +100,7 @@ async def history(log: PublicLog, partitions: int, request: RunRequested, row: s
     async for at_ms, event in _events(log, "tool-results", home, cell):
         if isinstance(event, CallsAnswered) and event.receipt in wanted:
             cell.steps += [_answered(at_ms, event, call, mark.value) for call, mark in event.calls if call in calls]
-    await _sheet(log, home, cell, f"{request.play.dataset_name}/{row}".encode())
+    await _sheet(log, home, cell, f"{request.org}/{request.play.dataset_name}/{row}".encode())
     cell.steps.sort(key=lambda step: step.at_ms)
     return cell
 

@@ -65,7 +65,8 @@ class Settings(BaseModel):
 
     #: Settled receipts are dropped after this long, so that the same ask is paid again; 0: never.
     receipts_keep_days: float = Field(default=0.0, ge=0)
-    #: Callers of settled receipts, and batches, are dropped this long after they were answered, once their runs have ended.
+    #: Callers of settled receipts, and batches, are dropped this long after they were answered, once their runs have ended; what is
+    #: kept of a run's rows beside the sheet, this long after its end.
     callers_keep_hours: float = Field(default=24.0, ge=0)
     #: How often a worker looks for what may be dropped.
     sweep_seconds: float = Field(default=3600.0, gt=0)

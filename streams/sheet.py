@@ -32,6 +32,7 @@ class _Request(msgspec.Struct, frozen=True):
 
     type: str
     play: msgspec.Raw = msgspec.Raw(b"null")
+    org: str = "default"
     first: int = 0
     rows: list[msgspec.Raw] | None = None
 
@@ -55,6 +56,7 @@ class RunSheet:
     def __init__(self, run: str, *, refused: int = 0) -> None:
         self.run = run
         self.play: Play | None = None
+        self.org = ""
         #: Names of the input's fields, in the order in which they first came.
         self.fields: dict[str, None] = {}
         self._refused = refused
@@ -86,7 +88,7 @@ class RunSheet:
     @property
     def prefix(self) -> bytes:
         """What the keys of this run's rows on ``map-rows`` begin with."""
-        return b"" if self.play is None else f"{self.play.dataset_name}/".encode()
+        return b"" if self.play is None else f"{self.org}/{self.play.dataset_name}/".encode()
 
     def take_request(self, value: bytes) -> None:
         """Take a message of this run from ``run-requests``; one that comes twice changes nothing."""
@@ -105,7 +107,7 @@ class RunSheet:
         self._requests += 1
         if self._requests > self._refused + 1:
             return  # another request under an id in use: it was rejected
-        self.play = Play.model_validate_json(bytes(request.play))
+        self.play, self.org = Play.model_validate_json(bytes(request.play)), request.org
         self.fields, self._inputs, self._states = {}, array("q"), {}
         self._add(request.rows or [])
 

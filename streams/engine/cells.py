@@ -12,11 +12,13 @@ import msgspec
 from schemas import address
 from schemas.canonical import canonical, parse_json
 from schemas.events import CallsAnswered, CompiledColumn, CompiledPlay, Event
-from schemas.states import TASK, record_key
+from schemas.states import TASK, Task, record_key
 from streams.engine.program import Renderer, compile_template, look_up
 
 #: A longer bucket key is digested: it stands in every request and receipt.
 BUCKET_BYTES_MAX = 40
+#: Calls of one cell in one run, at most: it asks, asks again (R5), moves (P4), and asks again there.
+CALLS_MAX = 4
 
 
 @lru_cache(maxsize=1024)
@@ -69,18 +71,23 @@ def moved(org: str, column: CompiledColumn, scope: str) -> Program:
     return _program(org, msgspec.structs.replace(column, scope=scope))
 
 
-@lru_cache(maxsize=256)
-def standing_of(play: CompiledPlay) -> str | None:
-    """What a row of the sheet must carry to stand for this run (M2): the play's revision, with the windows of what expires (K4).
+def next_column(task: Task) -> None:
+    """Go on to the next column, whose calls are numbered anew: what was asked again was a cell, not the row (R5, P4)."""
+    task.column += 1
+    task.refreshed, task.again = 0, False
 
-    ``None`` where nothing stands, because a column is always fresh (K8).
+
+@lru_cache(maxsize=256)
+def standing_of(org: str, play: CompiledPlay) -> str | None:
+    """What a row of the sheet must carry to stand for this run (M2): the play's revision, and all that its receipts' keys hold.
+
+    Whatever would give a cell another receipt (K1) keeps an earlier row from standing for it, input aside, which is compared as it
+    is. ``None`` where nothing stands, because a column is always fresh (K8).
     """
     if any(column.fresh for column in play.columns):
         return None
-    windows = [column.window for column in play.columns]
-    if not any(window is not None for window in windows):
-        return play.revision
-    return f"{play.revision}@{','.join('' if window is None else str(window) for window in windows)}"
+    asked = [[column.tool, column.version, column.scope, column.private_to, column.window] for column in play.columns]
+    return address.revision([org, play.revision, asked])
 
 
 def bucket_of(path: str, value: object) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from schemas import address
 from schemas.canonical import UncanonicalValue, canonical, parse_json
-from schemas.commands import CountersDue, RecoveryEnded
+from schemas.commands import CountersDue, EndedRunsDue, RecoveryEnded
 from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import (
     AddedRow,
@@ -34,7 +34,6 @@ from schemas.events import (
     ToolRequested,
 )
 from schemas.states import (
-    SHARE,
     SHEET,
     TASK,
     Cell,
@@ -45,13 +44,14 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine import admission, unknowncells
-from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, moved, standing_of
+from streams.engine import admission, runsweep, unknowncells
+from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, next_column, standing_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
-from streams.engine.scopes import scope_in, unmoved
+from streams.engine.runsweep import RunSweepPolicy
+from streams.engine.scopes import scope_in, too_late, unmoved
 from streams.engine.sheet import published
 
 SAMPLES_MAX = 3
@@ -70,7 +70,10 @@ _STATUS_NAMES = {status: status.value for status in RowStatus}
 
 
 class RowsEngine:
-    """The engine of the ``rows`` table."""
+    """The engine of the ``rows`` table; without ``sweep`` it drops nothing by itself."""
+
+    def __init__(self, sweep: RunSweepPolicy | None = None) -> None:
+        self._sweep = sweep
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then publish the counters of the runs that changed."""
@@ -82,6 +85,8 @@ class RowsEngine:
         for run, share in turn.shares.items():
             admission.admit(turn, run, share, self._add)
             turn.report(run, share)
+        for due in turn.sweeps:
+            runsweep.sweep(records, outbox, context, due, self._sweep)
 
     def _fold(self, turn: RowsTurn, event: Event) -> None:
         match event:
@@ -94,7 +99,7 @@ class RowsEngine:
             case CallsAnswered():
                 for call, mark in event.calls:
                     self._answered(turn, call, mark, event)
-            case RunOpened():
+            case RunOpened() if not turn.share(event.run).closed:
                 share = turn.share(event.run)
                 share.org, share.play = event.org, event.play
                 share.force, share.force_tool_refresh = event.force, event.force_tool_refresh
@@ -112,18 +117,18 @@ class RowsEngine:
             case CountersDue():
                 turn.share(event.run)
             case RecoveryEnded():
-                for key, share in turn.records.scan(SHARE, RunShare):
-                    if not share.closed:
-                        share.dirty = True
-                        share.published_ms = 0
-                        turn.shares[key[1:].decode()] = share
+                turn.take_stock()
+                if self._sweep is not None:
+                    turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
+            case EndedRunsDue():
+                turn.sweeps.append(event)
 
     # --- rows ------------------------------------------------------------------------------------------------
 
     def _add(self, turn: RowsTurn, run: str, share: RunShare, rows: Sequence[AddedRow]) -> None:
         if share.play is None or share.closed:
             return
-        tasks, sheets = record_key(TASK, run, ""), record_key(SHEET, share.play.dataset, "")
+        tasks, sheets = record_key(TASK, run, ""), record_key(SHEET, share.org, share.play.dataset, "")
         records, seen = turn.records, 0
         names = [row.key.encode() for row in rows]
         records.prefetch([tasks + name for name in names] + [sheets + name for name in names])
@@ -154,11 +159,11 @@ class RowsEngine:
             turn.count(run, "seen", seen)
 
     def _stands(self, share: RunShare, sheet: SheetRow, row: AddedRow) -> bool:
-        """An earlier run's result is this run's too: same play revision, same input, not forced (M2)."""
+        """An earlier run's result is this run's too: same play and keys of what it asks, same input, not forced (M2)."""
         assert share.play is not None
         settled = sheet.status in (RowStatus.COMPLETED, RowStatus.SKIPPED)
         forced = share.force or share.force_tool_refresh
-        return settled and not forced and sheet.revision == standing_of(share.play) and sheet.fields == row.fields
+        return settled and not forced and sheet.revision == standing_of(share.org, share.play) and sheet.fields == row.fields
 
     def _advance(self, turn: RowsTurn, run: str, share: RunShare, task: Task) -> None:
         """Compute the next columns of a row until one must be asked for, or the row is settled."""
@@ -183,7 +188,7 @@ class RowsEngine:
             if values.get(needed) in (None, ""):
                 task.cells[column.name] = Cell(_SKIPPED, run=run)
                 values[column.name] = None
-                task.column += 1
+                next_column(task)
                 return True
         return False
 
@@ -230,7 +235,7 @@ class RowsEngine:
         mode, refresh = _NORMAL, None
         if share.force_tool_refresh:
             mode, refresh = Mode.FULL_REFRESH, address.refresh_id(run=run)
-        elif share.force or task.refreshed:
+        elif share.force or task.again:
             mode, refresh = Mode.FAILED_REFRESH, address.refresh_id(run=run)
         request = ToolRequested(
             receipt,
@@ -255,10 +260,11 @@ class RowsEngine:
         run, row, column, refreshed, name = turn.answered[call]
         task = turn.records.get(name, Task)
         share = turn.share(run)
-        # A cancelled run gets no cell from what was in flight: the receipt keeps the value (M15).
-        if task is None or share.play is None or task.refreshed != refreshed or share.cancelled:
+        if task is None or share.play is None or task.refreshed != refreshed:
             return
         cell = task.cells.get(column)
+        # A cancel has made cells that were running *skipped*: the receipt keeps their values (M15). One that was unknown before is
+        # settled all the same: people look at it, and say what became of it (U3).
         if cell is None or cell.status not in (_RUNNING, _CELL_UNKNOWN):
             return
         turn.records.put(name, task)
@@ -273,16 +279,17 @@ class RowsEngine:
             cell.mark, cell.fault, cell.receipt = mark, None, event.receipt
             if mark is not _CACHE:
                 turn.answered_lane = share.play.columns[task.column].lane
-            task.column += 1
+            next_column(task)
             self._advance(turn, run, share, task)
             turn.answered_lane = None
             return
         fault = event.fault
+        ended = share.cancelled or share.closing
         if fault is not None and (scope := scope_in(fault.code)) is not None:
-            if self._moves(turn, run, share, task, scope):
+            if not ended and self._moves(turn, run, share, task, scope):
                 return
-            fault = unmoved(fault)
-        if self._asks_again(turn, run, share, task, mark, event):
+            fault = too_late(fault) if ended else unmoved(fault)
+        if not ended and self._asks_again(turn, run, share, task, mark, event):
             return
         cell.mark, cell.fault = mark, fault
         match answer:
@@ -299,24 +306,26 @@ class RowsEngine:
     def _asks_again(self, turn: RowsTurn, run: str, share: RunShare, task: Task, mark: Mark, event: CallsAnswered) -> bool:
         """A repairable failure of an earlier run is asked for again, once, as a refresh of this run's own (R5)."""
         repairable = event.answer is Answer.FAILED and event.fault is not None and event.fault.repairable
-        if not (repairable and mark is Mark.CACHE and task.refreshed == 0):
+        if not (repairable and mark is Mark.CACHE and not task.again):
             return False
-        task.refreshed = 1
-        program = turn.programs(run, share)[task.column]
+        task.refreshed += 1
+        task.again = True
+        program = turn.program(run, share, task)
         text = canonical(program.render(self._values(task)))
         self._ask(turn, run, share, task, program.column, event.receipt, text)
         return True
 
     def _moves(self, turn: RowsTurn, run: str, share: RunShare, task: Task, scope: str) -> bool:
         """Ask under the keys of another auth scope, once (P4); false where the keys would be the same. The old receipt is left."""
-        program = turn.programs(run, share)[task.column]
-        if scope == program.column.scope or task.refreshed:
+        if task.column in task.moved or scope == turn.program(run, share, task).column.scope:
             return False
-        task.refreshed = 1
-        text = canonical(program.render(self._values(task)))
-        there = moved(share.org, program.column, scope)
+        task.refreshed += 1
+        # What was met under the old keys says nothing of the receipt that is asked for now.
+        task.moved[task.column], task.again = scope, False
+        there = turn.program(run, share, task)
+        text = canonical(there.render(self._values(task)))
         receipt = there.receipt(text, run, task.row.key)
-        task.cells[program.column.name].receipt = receipt
+        task.cells[there.column.name].receipt = receipt
         self._ask(turn, run, share, task, there.column, receipt, text)
         return True
 
@@ -343,13 +352,15 @@ class RowsEngine:
             # The task goes on with its cells.
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         row = task.row
-        sheet = SheetRow(row.position, row.fields, cells, status, run, standing_of(share.play) or share.play.revision)
-        name = record_key(SHEET, dataset, row.key)
+        # A cell that has moved holds what another account got: such a row stands for no run that is bound as this one was.
+        standing = None if task.moved else standing_of(share.org, share.play)
+        sheet = SheetRow(row.position, row.fields, cells, status, run, standing or share.play.revision)
+        name = record_key(SHEET, share.org, dataset, row.key)
         newer = turn.records.get(name, SheetRow) if share.closed else None
         if newer is None or newer.run == run:
             # What comes after a run's end does not undo what a later run has made of the row.
             turn.records.put(name, sheet)
-            turn.outbox.publish(published, dataset, row.key, sheet, turn.context.now_ms)
+            turn.outbox.publish(published, share.org, dataset, row.key, sheet, turn.context.now_ms)
         if status is not _UNKNOWN:
             # The sheet has it all; of the task only its identity is needed from here on.
             task.row, task.cells = AddedRow(row.position, row.key, b""), {}
@@ -364,8 +375,8 @@ class RowsEngine:
             if task.status not in (_OPEN, _UNKNOWN) or share.play is None:
                 continue
             column = share.play.columns[task.column]
-            cell = task.cells[column.name]
-            if cell.status is _RUNNING:
+            cell = task.cells.get(column.name)
+            if cell is not None and cell.status is _RUNNING:
                 partition = lane_partition(column.lane, turn.context.partitions)
                 call = call_of(run, task.row.key, column.name, task.refreshed)
                 turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt or "", call))

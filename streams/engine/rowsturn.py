@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from schemas import address
-from schemas.commands import CountersDue
+from schemas.commands import CountersDue, EndedRunsDue
 from schemas.events import CallCounts, Mark, RowCounts, RowsCounted
-from schemas.states import SHARE, RunShare, record_key
-from streams.engine.cells import CellPlace, Program, programs
+from schemas.states import CLOSED, SHARE, ClosedRun, RunShare, Task, record_key
+from streams.engine.cells import CellPlace, Program, moved, programs
 from streams.engine.port import Context, Outbox, Records, Wake
 
 #: Counters are published at most this often while rows are open.
@@ -35,14 +35,26 @@ class RowsTurn:
     ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
     #: Lane whose provider gave the answer that is being folded: what its row asks there next continues it (B1).
     answered_lane: str | None = None
+    sweeps: list[EndedRunsDue] = field(default_factory=list)
 
     def share(self, run: str) -> RunShare:
-        """What this partition knows of a run; new where nothing is known."""
+        """What this partition knows of a run; new where nothing is known, and without a play where only its marker is left."""
         share = self.shares.get(run)
         if share is None:
-            share = self.records.get(record_key(SHARE, run), RunShare) or RunShare()
+            share = self.records.get(record_key(SHARE, run), RunShare)
+            if share is None:
+                over = self.records.get(record_key(CLOSED, run), ClosedRun) is not None
+                share = RunShare(closing=over, closed=over)
             self.shares[run] = share
         return share
+
+    def take_stock(self) -> None:
+        """A new owner: the counters of runs that go on are told again."""
+        for key, share in self.records.scan(SHARE, RunShare):
+            if not share.closed:
+                share.dirty = True
+                share.published_ms = 0
+                self.shares[key[1:].decode()] = share
 
     def programs(self, run: str, share: RunShare) -> tuple[Program, ...]:
         """The columns of a run's play, made ready once a turn."""
@@ -51,6 +63,12 @@ class RowsTurn:
             assert share.play is not None
             found = self.ready[run] = programs(share.org, share.play)
         return found
+
+    def program(self, run: str, share: RunShare, task: Task) -> Program:
+        """The column that a row computes, under the auth scope that it asks with."""
+        program = self.programs(run, share)[task.column]
+        scope = task.moved.get(task.column)
+        return program if scope is None else moved(share.org, program.column, scope)
 
     def count(self, run: str, state: str, change: int = 1) -> None:
         """Change a row counter."""
@@ -69,6 +87,9 @@ class RowsTurn:
 
     def report(self, run: str, share: RunShare) -> None:
         """Apply this turn's counts, and publish the sum when it is due."""
+        if share.closed and share.play is None:
+            # Its rows were dropped long ago: what comes now is late, and changes nothing.
+            return
         changed = self.rows.get(run)
         if changed:
             share.rows = RowCounts(

@@ -31,3 +31,9 @@ def unmoved(fault: Fault) -> Fault:
     """The fault of a cell whose keys would be the same: loud, and for a person to mend."""
     text = "the providers file names the same account as before; change it, restart the workers, and run again"
     return Fault(AUTH_SCOPE_UNCHANGED, f"{fault.message}: {text}", fault.repairable)
+
+
+def too_late(fault: Fault) -> Fault:
+    """The fault of a cell whose run has ended meanwhile, so that nothing more is asked for it."""
+    text = "this run has ended; a next one asks under the keys of the account that holds now"
+    return Fault(AUTH_SCOPE_CHANGED, f"{fault.message}: {text}", fault.repairable)

@@ -25,6 +25,7 @@ class _PublishedCell(msgspec.Struct, omit_defaults=True):
 
 
 class _PublishedRow(msgspec.Struct):
+    org: str
     dataset: str
     key: str
     status: RowStatus
@@ -43,9 +44,10 @@ def _cell(cell: Cell) -> _PublishedCell:
     return shown
 
 
-def published(dataset: str, key: str, sheet: SheetRow, now_ms: int) -> PublicEvent:
+def published(org: str, dataset: str, key: str, sheet: SheetRow, now_ms: int) -> PublicEvent:
     """The event that tells a row's newest state, keyed so that compaction keeps one of each row."""
     row = _PublishedRow(
+        org,
         dataset,
         key,
         sheet.status,
@@ -55,4 +57,4 @@ def published(dataset: str, key: str, sheet: SheetRow, now_ms: int) -> PublicEve
         {name: _cell(cell) for name, cell in sheet.cells.items()},
         now_ms,
     )
-    return PublicEvent("map-rows", f"{dataset}/{key}", "paidonce.row.updated", _encode(row), f"{sheet.run}/{key}")
+    return PublicEvent("map-rows", f"{org}/{dataset}/{key}", "paidonce.row.updated", _encode(row), f"{sheet.run}/{key}")

@@ -39,6 +39,9 @@ def resolve(turn: RowsTurn, event: CellResolved, settle: Settle) -> None:
     share = turn.share(event.run)
     task = turn.records.get(record_key(TASK, event.run, event.row), Task)
     unknown = turn.records.get(record_key(UNKNOWN_CELL, event.run, event.row, event.column), UnknownCell)
+    if share.closed and task is None:
+        _tell(turn, event, "not_unknown", f"run {event.run} has ended, and no row with the key {event.row} is in doubt there")
+        return
     if share.play is None or task is None:
         _tell(turn, event, "unknown_row", f"run {event.run} has no row with the key {event.row}")
         return
@@ -66,7 +69,7 @@ def _state(turn: RowsTurn, share: RunShare, task: Task, event: CellResolved) -> 
     """How a cell stands, for people."""
     cell = task.cells.get(event.column)
     if cell is None and share.play is not None:
-        sheet = turn.records.get(record_key(SHEET, share.play.dataset, event.row), SheetRow)
+        sheet = turn.records.get(record_key(SHEET, share.org, share.play.dataset, event.row), SheetRow)
         cell = None if sheet is None else sheet.cells.get(event.column)
     return "not asked for yet" if cell is None else f"{cell.status.value}, not unknown"
 

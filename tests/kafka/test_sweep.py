@@ -13,7 +13,21 @@ from pathlib import Path
 from aiokafka import TopicPartition
 
 from schemas.progress import RunEvent
-from schemas.states import BATCH, RECEIPT, Batch, Receipt
+from schemas.states import (
+    BATCH,
+    CLOSED,
+    RECEIPT,
+    SHARE,
+    SHEET,
+    TASK,
+    Batch,
+    ClosedRun,
+    Receipt,
+    Record,
+    RunShare,
+    SheetRow,
+    Task,
+)
 from streams.client import Client
 from streams.engine.sweep import is_stub
 from streams.recovery import recover
@@ -29,27 +43,43 @@ AT_ONCE_DAYS = 0.1 / 86_400
 SWEEP_SECONDS = 0.2
 
 
-class Receipts:
-    """The table of receipts as its changelog has it, read on each time it is looked at."""
+class Changelog:
+    """A table as its changelog has it, read on each time it is looked at."""
 
-    def __init__(self, system: System, folder: Path) -> None:
+    def __init__(self, system: System, folder: Path, table: str) -> None:
         self._system = system
         memory = StoreMemory()
         self._stores = {
-            TopicPartition(f"{system.name}-receipts-changelog", n): Store(folder / str(n), memory) for n in range(system.partitions)
+            TopicPartition(f"{system.name}-{table}-changelog", n): Store(folder / table / str(n), memory)
+            for n in range(system.partitions)
         }
 
-    async def look(self) -> tuple[list[Receipt], int]:
-        """All receipts, and how many batches there are."""
+    async def tables(self) -> list[WorkingSet]:
+        """Its partitions as they are now."""
         await recover(self._stores, self._system.settings.connection(), still_owned=lambda: True)
-        tables = [WorkingSet(store) for store in self._stores.values()]
-        receipts = [receipt for table in tables for _, receipt in table.scan(RECEIPT, Receipt)]
-        return receipts, sum(1 for table in tables for _ in table.scan(BATCH, Batch))
+        return [WorkingSet(store) for store in self._stores.values()]
+
+    async def names(self, prefix: bytes, kind: type[Record]) -> list[str]:
+        """The keys of its records of one kind, without their prefix."""
+        return [key[1:].decode() for table in await self.tables() for key, _ in table.scan(prefix, kind)]
 
     def close(self) -> None:
         """Give its folders free."""
         for store in self._stores.values():
             store.close()
+
+
+class Receipts(Changelog):
+    """The table of receipts."""
+
+    def __init__(self, system: System, folder: Path) -> None:
+        super().__init__(system, folder, "receipts")
+
+    async def look(self) -> tuple[list[Receipt], int]:
+        """All receipts, and how many batches there are."""
+        tables = await self.tables()
+        receipts = [receipt for table in tables for _, receipt in table.scan(RECEIPT, Receipt)]
+        return receipts, sum(1 for table in tables for _ in table.scan(BATCH, Batch))
 
 
 @asynccontextmanager
@@ -76,13 +106,19 @@ def billed(system: System) -> int:
 async def test_N6_K1_what_a_sweep_dropped_is_paid_anew_what_it_kept_is_not_and_a_replay_drops_the_same(
     broker: str, tmp_path: Path
 ) -> None:
-    """U1, too: what may have been billed without an outcome is never dropped, and never called again."""
+    """U1, too: what may have been billed without an outcome is never dropped, and never called again.
+
+    Of runs that have ended, `rows` keeps the rows in doubt alone, beside the sheet.
+    """
     old, lost = people(OLD, tag="old"), people(LOST, tag="lost")
     async with System(broker, tmp_path, partitions=2) as system:
         sandbox = await asyncio.to_thread(system.start_sandbox, size=10)
         system.add_provider("strict", sandbox.url, repeat="never")
         sandbox.set_faults(Fault(kind=FaultKind.CLOSE_AFTER_WORK, contains="lost", next=LOST))
-        with closing(Receipts(system, tmp_path / "seen")) as receipts:
+        with (
+            closing(Receipts(system, tmp_path / "seen")) as receipts,
+            closing(Changelog(system, tmp_path / "seen", "rows")) as rows,
+        ):
             async with Client(system.settings) as client:
                 async with life(system, callers_keep_hours=0, sweep_seconds=SWEEP_SECONDS):
                     assert (await ended(system, client, "emails", old, "first")).counts.completed == OLD
@@ -104,6 +140,16 @@ async def test_N6_K1_what_a_sweep_dropped_is_paid_anew_what_it_kept_is_not_and_a
                         return sum(is_stub(receipt) for receipt in (await receipts.look())[0]) == OLD
 
                     await until("receipts are dropped", receipts_are_gone)
+
+                    async def rows_are_gone() -> bool:
+                        tasks = await rows.names(TASK, Task)
+                        return len(tasks) == LOST and all(task.startswith("lost") for task in tasks)
+
+                    await until("rows of runs that have ended are dropped, but for those in doubt", rows_are_gone)
+                    shares, markers = await rows.names(SHARE, RunShare), await rows.names(CLOSED, ClosedRun)
+                    assert all(run.startswith("lost") for run in shares)
+                    assert {run.partition("-")[0] for run in markers} - {"lost"} == {"first", "second"}
+                    assert len(await rows.names(SHEET, SheetRow)) == OLD + 10 + LOST
 
                 new = people(5, tag="new")
                 async with life(system):

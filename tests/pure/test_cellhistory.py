@@ -66,7 +66,7 @@ def test_U3_a_message_that_is_with_the_dead_letters_is_a_line_of_the_time_line()
 
 
 def test_U3_a_state_of_the_row_that_cannot_be_read_is_a_line_too() -> None:
-    cell = shown(map_rows=[message(4, b"{}", key=f"people/{ROW}".encode())])
+    cell = shown(map_rows=[message(4, b"{}", key=f"org/people/{ROW}".encode())])
     (step,) = cell.steps
     assert (step.what, cell.cell) == ("unreadable", None)
     assert "@4 is no state of a row: map-rows: " in step.details

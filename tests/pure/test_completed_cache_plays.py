@@ -77,7 +77,7 @@ def test_Y2_a_cell_names_the_receipt_that_its_value_came_from() -> None:
     table.given(CallsAnswered(live.receipt, 1, Answer.COMPLETED, ((live.call, Mark.LIVE),), b"1"))
     table.given(CallsAnswered(cached.kept_under, 1, Answer.COMPLETED, ((cached.call, Mark.CACHE),), b"1"))
     records = WorkingSet(table.reader)
-    sheet = {key: records.get(record_key(SHEET, "play", key), SheetRow) for key in ("k1", "k2")}
+    sheet = {key: records.get(record_key(SHEET, "org", "play", key), SheetRow) for key in ("k1", "k2")}
     assert {key: row.cells["c"].receipt for key, row in sheet.items() if row is not None} == {
         "k1": live.receipt,
         "k2": cached.kept_under,

@@ -88,7 +88,7 @@ def test_K4_the_key_is_the_one_that_the_address_gives_for_the_window() -> None:
 def test_K4_what_never_expires_keeps_the_key_that_it_always_had() -> None:
     now, later = bound(5 * DAY), bound(50 * DAY)
     assert now == later
-    assert (now.columns[0].window, now.columns[0].fresh, standing_of(now)) == (None, False, now.revision)
+    assert (now.columns[0].window, now.columns[0].fresh, standing_of("org", now)) == (None, False, standing_of("org", later))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def state_of(identity: str, position: int, value: Any, dataset: str = "play") ->
     cell = {"status": "completed", "value": value, "run": "run-1"}
     row = {"dataset": dataset, "key": key, "status": "completed", "run": "run-1", "position": position}
     state = {**row, "fields": {"id": identity}, "cells": {"check": cell}, "updated_ms": 1}
-    return f"{dataset}/{key}".encode(), json.dumps(state).encode()
+    return f"default/{dataset}/{key}".encode(), json.dumps(state).encode()
 
 
 def lines_of(sheet: RunSheet) -> list[tuple[int, Any, Any]]:
@@ -67,7 +67,7 @@ def test_Y3_each_cell_points_from_its_call_to_its_receipt() -> None:
     with RunSheet("run-1") as sheet:
         sheet.take_request(requested([{"id": "a"}, {"id": "b"}, {"id": "a"}]))
         sheet.take_state(key, json.dumps(state).encode())
-        row = key.decode().partition("/")[2]
+        row = key.decode().rpartition("/")[2]
         call = f"earlier:{row}:check"
         assert list(pointers(sheet)) == [Pointer(0, "check", call, "9f", "cached"), Pointer(2, "check", call, "9f", "cached")]
 
@@ -77,7 +77,7 @@ def test_rows_of_other_datasets_and_runs_change_nothing() -> None:
         sheet.take_request(requested([{"id": "a"}]))
         sheet.take_state(*state_of("a", 0, "other", dataset="play2"))
         sheet.take_state(*state_of("z", 0, "other"))
-        sheet.take_state(b"play/not-hex", b"{}")
+        sheet.take_state(b"default/play/not-hex", b"{}")
         assert lines_of(sheet) == [(0, "a", None)]
 
 

@@ -287,3 +287,30 @@ def test_a_cancelled_run_gives_its_unknown_cell_up_when_nothing_was_paid() -> No
     cellar.later(RunCancelled("run"))
     (row,) = sheet(cellar.resolved(None))
     assert row.status == "failed"
+
+
+def test_U3_paid_settles_the_unknown_cell_of_a_cancelled_run() -> None:
+    """The word was taken and the receipt settled, but the sheet went on saying *unknown*, and a later *unpaid* was taken too."""
+    cellar = Cellar()
+    cellar.later(RunCancelled("run"))
+    (answer,) = told(cellar.resolved(b'{"status":"ok"}'))
+    assert (answer.type, answer.code) == ("cell.resolved", "paid")
+    outbox = cellar.answered(b'{"status":"ok"}')
+    (row,) = sheet(outbox)
+    assert (row.cells["check"].status, row.cells["check"].value) == ("completed", "ok")
+    assert events(outbox, ToolRequested) == []  # the next column is for the next run
+    assert not [key for key in cellar.table.reader.data if key.startswith(UNKNOWN_CELL)]
+    (answer,) = told(cellar.resolved(None))
+    assert (answer.type, answer.code, answer.message) == (
+        "cell.rejected",
+        "not_unknown",
+        "column check of this row is completed, not unknown",
+    )
+
+
+def test_M15_a_cell_that_was_running_at_the_cancel_gets_no_value() -> None:
+    cellar = Cellar()
+    call, receipt = cellar.asks("other")
+    cellar.later(RunCancelled("other"))
+    outbox = cellar.later(CallsAnswered(receipt, 4, Answer.COMPLETED, ((call, Mark.LIVE),), b'{"status":"ok"}'))
+    assert (sheet(outbox), events(outbox, ToolRequested)) == ([], [])

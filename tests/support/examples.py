@@ -212,6 +212,8 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "ForgettingRequested": commands.ForgettingRequested("9f" * 20, "org/acme", "ann", "wrong input", "op-1", ("lane: no",)),
     "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999),
     "SweepGoesOn": commands.SweepGoesOn(1_800_000_000_123, 1_800_000_000_999, "9f" * 20, "run-1:key:check", True),
+    "EndedRunsDue": commands.EndedRunsDue(1_800_000_000_999),
+    "EndedRunsDue: where it goes on": commands.EndedRunsDue(1_800_000_000_999, "run-1", "c4" * 20),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
     "Parked": commands.Parked("run-requests", 9),
 }
@@ -281,10 +283,16 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
         True,
         2,
     ),
+    "k Task: that asks again under another scope": Task(
+        ROW, {}, 1, RowStatus.OPEN, refreshed=3, again=True, moved={0: "5e" * 20, 1: "6f" * 20}
+    ),
     "h SheetRow": SheetRow(3, ROW.fields, {"verified": Cell(CellStatus.COMPLETED)}, RowStatus.COMPLETED, "run-1", "1-4f2a"),
     "c RunShare": RunShare("org", PLAY, True, True, ROWS, CALLS, 12, 1_800_000_000_123, True, True, True, True, SAMPLES),
     "c RunShare: of a run that is over": RunShare(),
     "c RunShare: with rows that wait": RunShare("org", PLAY, open_rows=500, open_bytes=96_000, waiting_first=3, waiting_next=9),
+    "c RunShare: that was looked through": RunShare(
+        "org", PLAY, published_ms=1_800_000_000_123, closed=True, swept_ms=1_800_000_000_123
+    ),
     "q WaitingRows": WaitingRows((ROW,)),
     "r Run": Run(
         "d1" * 16,

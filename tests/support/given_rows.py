@@ -99,7 +99,7 @@ def sheet(outbox: Outbox) -> list[MapRow]:
     """The rows that were published, as a reader of ``map-rows`` gets them."""
     assert all(event.topic == "map-rows" for event in outbox.public)
     found = [MapRow.model_validate_json(event.data or b"") for event in outbox.public]
-    assert [event.key for event in outbox.public] == [f"{shown.dataset}/{shown.key}" for shown in found]
+    assert [event.key for event in outbox.public] == [f"{shown.org}/{shown.dataset}/{shown.key}" for shown in found]
     return found
 
 
