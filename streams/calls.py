@@ -39,6 +39,7 @@ from streams.errors import PaidonceError, StateError
 from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
+from streams.terms import TodaysTerms
 from streams.tools.jobs import of_job
 from streams.tools.port import (
     Answered,
@@ -83,6 +84,8 @@ class Flight:
     counted: bool = False
     #: When the last heartbeat that counts was sent (see ``renewals``).
     renewed_at: float = float("-inf")
+    #: Its end, where this worker's providers file forbids to make it.
+    barred: tuple[MemberOutcome, ...] = ()
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
 
     @property
@@ -123,6 +126,7 @@ class Calls:
         self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
         #: The process stops: what waits for its moment is given back.
         self._ending = asyncio.Event()
+        self._terms = TodaysTerms(providers)
         self._jobs = Jobs(providers, caller, ending=self._ending, clock=clock, checkpoint=checkpoint)
         self.made = 0
 
@@ -151,6 +155,7 @@ class Calls:
             receipt.input if receipt.input is not None else actor.records_of([record_key(ASK, member.receipt)], Ask)[0].input
             for member, receipt in zip(payload, receipts, strict=True)
         ]
+        job = None if batch else job_of(receipts[0], payload[0].epoch, payload[0].op)
         return Flight(
             actor=actor,
             partition=partition,
@@ -166,7 +171,8 @@ class Calls:
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
             keys=tuple(map(operation_key, payload, receipts)),
             runs=tuple(dict.fromkeys(receipt.run for receipt in receipts)),
-            job=None if batch else job_of(receipts[0], payload[0].epoch, payload[0].op),
+            job=job,
+            barred=self._terms.barred(departure.tool, payload, receipts, inputs, job=job is not None),
         )
 
     def start(self, flight: Flight) -> None:
@@ -226,9 +232,8 @@ class Calls:
 
     async def _call(self, flight: Flight) -> CallReport | None:
         """Make the call; ``None`` where it may no longer be made, and nothing was sent."""
-        if self._providers.tool(flight.tool) is None:
-            fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
-            return CallReport(tuple(Refused(fault) for _ in flight.payload))
+        if flight.barred:
+            return CallReport(flight.barred)
         batched = len(flight.payload) > 1
         key = flight.keys[0]
         if batched:

@@ -42,6 +42,7 @@ from streams.renewals import Renewals
 from streams.salvage import SalvageFile
 from streams.settings import Settings
 from streams.settlement import Settlement
+from streams.terms import TodaysTerms
 from streams.tools.lookup import LookUp
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
@@ -69,7 +70,7 @@ class Dispatcher(Companion):
         clock: Callable[[], float] = steady_clock,
     ) -> None:
         self.settings, self._providers = settings, providers
-        self.reconciler = Reconciler(look_up, publisher, fail)
+        self.reconciler = Reconciler(look_up, publisher, fail, terms=TodaysTerms(providers))
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all

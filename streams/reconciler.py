@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from schemas import address
-from schemas.events import ClaimedMember, ReceiptResolved
+from schemas.events import ClaimedMember, Fault, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.errors import PaidonceError
 from streams.outbox import EventPublisher
+from streams.terms import TodaysTerms
 from streams.tools.lookup import Absent, Found, LookUp, NoWord, Pending
 from streams.tools.port import Answered, CallMember, Refused
 from streams.turn import Actor
@@ -61,9 +62,11 @@ class Reconciler:
         publisher: EventPublisher,
         fail: Callable[[PaidonceError], None],
         *,
+        terms: TodaysTerms | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._look_up = look_up
+        self._terms = terms
         self._publisher = publisher
         self._fail = fail
         self._now = now
@@ -143,6 +146,9 @@ class Reconciler:
     async def _reconcile(self, look_up: LookUp, partition: int, owned: _Owned, effect: UnknownSeen, terms: Reconcile) -> None:
         try:
             key, members = call_of(owned.actor, effect)
+            if (fault := self._elsewhere(owned.actor, effect, members)) is not None:
+                log.warning("receipt %s is not looked up: %s", effect.receipt, fault.message)
+                return
             wait = WAIT_SECONDS_MIN
             for _ in range(LOOK_UPS_MAX):
                 event = await self._asked(look_up, effect, terms, key, members)
@@ -160,6 +166,14 @@ class Reconciler:
                 del owned.tasks[effect.receipt]
                 if self._owned.get(partition) is owned:
                     self._begin(partition, owned)
+
+    def _elsewhere(self, actor: Actor, effect: UnknownSeen, members: tuple[CallMember, ...]) -> Fault | None:
+        """Why nobody knows of this call where this worker would look it up. *Never heard of* would have it paid for again (D6)."""
+        if self._terms is None:
+            return None
+        (receipt,) = actor.records_of([record_key(RECEIPT, effect.receipt)], Receipt)
+        text = next(member.input for member in members if member.receipt == effect.receipt)
+        return self._terms.other_scope(effect.tool, receipt, text)
 
     async def _asked(
         self, look_up: LookUp, effect: UnknownSeen, terms: Reconcile, key: str, members: tuple[CallMember, ...]

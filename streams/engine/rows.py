@@ -51,7 +51,7 @@ from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
-from streams.engine.scopes import scope_in, unmoved
+from streams.engine.scopes import bound, scope_in, unmoved
 from streams.engine.sheet import published
 
 SAMPLES_MAX = 3
@@ -243,7 +243,7 @@ class RowsEngine:
             text,
             mode,
             refresh,
-            "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
+            bound("" if column.bucket is None else bucket_of(column.bucket, parse_json(text)), column),
             column.lane == turn.answered_lane,
             kept_under=kept_under(share.org, column, text),
             receipt_wait_ms=column.receipt_wait_ms,
@@ -279,7 +279,8 @@ class RowsEngine:
             return
         fault = event.fault
         if fault is not None and (scope := scope_in(fault.code)) is not None:
-            if self._moves(turn, run, share, task, scope):
+            # What an earlier worker said of its providers file may be out of date: this run asks, and moves by what it hears then.
+            if self._asks_again(turn, run, share, task, mark, event) or self._moves(turn, run, share, task, scope):
                 return
             fault = unmoved(fault)
         if self._asks_again(turn, run, share, task, mark, event):
@@ -310,9 +311,9 @@ class RowsEngine:
     def _moves(self, turn: RowsTurn, run: str, share: RunShare, task: Task, scope: str) -> bool:
         """Ask under the keys of another auth scope, once (P4); false where the keys would be the same. The old receipt is left."""
         program = turn.programs(run, share)[task.column]
-        if scope == program.column.scope or task.refreshed:
+        if scope == program.column.scope or task.refreshed > 1:
             return False
-        task.refreshed = 1
+        task.refreshed = 2
         text = canonical(program.render(self._values(task)))
         there = moved(share.org, program.column, scope)
         receipt = there.receipt(text, run, task.row.key)
