@@ -107,7 +107,7 @@ class Calls:
         slot: Callable[[Flight], Awaitable[bool]],
         may_send: Callable[[Flight], Awaitable[bool]],
         on_answer: Callable[[Flight, CallReport], None],
-        on_end: Callable[[Flight, float | None], None],
+        on_end: Callable[[Flight], None],
         fail: Callable[[PaidonceError], None],
         checkpoint: Checkpoint,
         clock: Callable[[], float],
@@ -216,14 +216,14 @@ class Calls:
             if report is None:
                 await self._settlement.say("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
                 self._tasks.pop(flight.lease, None)
-                self._on_end(flight, None)
+                self._on_end(flight)
                 return
             events = self._ends(flight, report)
             written = partial(self._checkpoint, "dispatcher:called")
             await self._settlement.settle(flight.tool, flight.partition, events, written=written)
             self._checkpoint("dispatcher:completed")
             self._tasks.pop(flight.lease, None)
-            self._on_end(flight, report.lane_pause_seconds)
+            self._on_end(flight)
         except PaidonceError as error:
             self._fail(error)
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
