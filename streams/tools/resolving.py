@@ -41,14 +41,14 @@ class OwnThreads(AbstractResolver):
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
         """The addresses of a name. Raises ``OSError``."""
         if self._waiting >= self._waiting_max:
-            raise OSError(None, f"{self._waiting_max} other names are being resolved; their name servers are slow")
+            raise OSError(f"{self._waiting_max} other names are being resolved; their name servers are slow")
         asked = partial(self._ask, host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG)
         self._waiting += 1
         try:
             async with asyncio.timeout(self._seconds_max):
                 found = await asyncio.get_running_loop().run_in_executor(self._threads, asked)
         except TimeoutError as error:
-            raise OSError(None, f"no address within {self._seconds_max:g} s") from error
+            raise OSError(f"no address within {self._seconds_max:g} s") from error
         finally:
             self._waiting -= 1
         return [

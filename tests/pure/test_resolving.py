@@ -40,7 +40,7 @@ class Slow:
 
 
 async def test_F4_a_fetch_resolves_names_without_the_loops_own_threads() -> None:
-    """Six names with slow servers, and neither a broker nor a provider could be reached: all were resolved by the same six threads."""
+    """Six names with slow servers, and neither a broker nor a provider could be reached: the same threads resolved all."""
     own = Watched(1)
     asyncio.get_running_loop().set_default_executor(own)
     resolver = Dialing(why_not=lambda _: None).resolving()
