@@ -7,14 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import Ambiguous, BatchClaimed, CallsAnswered, CompiledColumn, Fault, JobStarted, Mode, ToolRequested
+from schemas.events import (
+    Ambiguous,
+    BatchClaimed,
+    CallsAnswered,
+    CompiledColumn,
+    CompiledPlay,
+    Fault,
+    JobStarted,
+    Mode,
+    RunOpened,
+    ToolRequested,
+)
+from schemas.plays import Play
 from schemas.providers import Providers
-from streams.engine.compile import scope_of
+from schemas.states import RECEIPT, Receipt, record_key
+from streams.engine.compile import compile_play, scope_of
+from streams.engine.rows import RowsEngine
 from streams.engine.scopes import bound, scope_changed
 from streams.terms import VERSION_CHANGED, TodaysTerms
 from streams.tools.lookup import Absent
 from tests.loop.test_reconciler import Doubts, Words, resolved
 from tests.support.dispatch import LANE, PROVIDER, REPEATS, World, member, story, told
+from tests.support.given_rows import added, ask, row, sheet
+from tests.support.memory import Table
 from tests.support.scripted_caller import doubtful
 from tests.support.virtual_time import play
 
@@ -44,7 +60,7 @@ def faults(it: World) -> list[Fault | None]:
 
 
 @story()
-async def test_K3_P4_D6_a_call_of_another_account_is_not_made_and_the_caller_hears_todays_scope(it: World) -> None:
+async def test_K3_P4_case_D6_a_call_of_another_account_is_not_made_and_the_caller_hears_todays_scope(it: World) -> None:
     """The dispatcher looked only whether the tool exists: Bob's answer was stored under the receipt of Alice's, for ever."""
     await asks(it, "a", "never", scope=ALICE)
     await it.turns(0.5)
@@ -57,7 +73,7 @@ async def test_K3_P4_D6_a_call_of_another_account_is_not_made_and_the_caller_hea
 
 
 @story()
-async def test_K1_D6_a_call_of_another_version_is_not_made_and_both_are_named(it: World) -> None:
+async def test_K1_case_D6_a_call_of_another_version_is_not_made_and_both_are_named(it: World) -> None:
     await asks(it, "a", "never", scope=todays(it), version="7")
     await it.turns(0.5)
     assert it.caller.asked == []
@@ -69,7 +85,7 @@ async def test_K1_D6_a_call_of_another_version_is_not_made_and_both_are_named(it
 
 
 @story()
-async def test_D6_B4_requests_of_two_accounts_never_share_a_call(it: World) -> None:
+async def test_case_D6_B4_requests_of_two_accounts_never_share_a_call(it: World) -> None:
     await asks(it, "a", "batch", scope=ALICE)
     await asks(it, "bc", "batch", scope=todays(it))
     await it.turns(1.0)
@@ -103,7 +119,7 @@ async def test_P10_K3_a_job_of_another_account_is_neither_asked_for_nor_submitte
     assert told(it) == [("a", "unknown")]
 
 
-def test_U3_D6_an_unknown_call_of_another_account_is_not_looked_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_U3_case_D6_an_unknown_call_of_another_account_is_not_looked_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """*Never heard of*, said by the wrong account, settled it as unpaid, and it was paid for again."""
     words = Words(Absent())
 
@@ -131,3 +147,38 @@ def test_U3_D6_an_unknown_call_of_another_account_is_not_looked_up(tmp_path: Pat
             await moves(world)
 
     play(run())
+
+
+def accepted_under(account: str) -> CompiledPlay:
+    """A play as a run is bound to it under a providers file that names this account."""
+    provider = PROVIDER | {"auth": {"secret": "env:KEY", "account": account}}
+    columns = [{"name": "c", "tool": "p.never", "input": {"x": "{{ row.x }}"}}]
+    compiled, faults = compile_play(
+        Play.model_validate({"name": "play", "columns": columns}),
+        Providers.model_validate({"providers": {"p": provider}}),
+        "org",
+        0,
+    )
+    assert compiled is not None, faults
+    return compiled
+
+
+@story()
+async def test_case_D6_P4_a_run_that_meets_a_worker_of_another_account_is_answered_under_that_accounts_keys(it: World) -> None:
+    """The whole way: the row asks for Alice's receipt, hears of another account here, and asks for that one's, once."""
+    rows = Table(RowsEngine(), partitions=1)
+    old = ask(rows.turn([RunOpened("run", "org", accepted_under("alice")), added(row(0, x="a"))]))
+    it.say("tool-requests", old)
+    await it.turns(0.2)
+    new = ask(rows.turn(it.answers))
+    assert new.receipt != old.receipt
+    assert it.caller.calls == []
+    it.answers.clear()
+    it.say("tool-requests", new)
+    await it.turns(0.2)
+    assert it.caller.asked == [new.receipt]
+    (shown,) = sheet(rows.turn(it.answers))
+    assert (shown.cells["c"].status, shown.cells["c"].receipt) == ("completed", new.receipt)
+    kept = it.owner.record_of(record_key(RECEIPT, old.receipt), Receipt)
+    assert kept is not None
+    assert kept.current is None

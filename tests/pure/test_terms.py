@@ -57,7 +57,7 @@ TOOLS = pytest.mark.parametrize("tool", ["p.t", "py.t", "fetch.get"])
 
 
 @TOOLS
-def test_K1_D6_a_request_carries_version_and_scope_and_is_called_for_under_the_same(tool: str) -> None:
+def test_K1_case_D6_a_request_carries_version_and_scope_and_is_called_for_under_the_same(tool: str) -> None:
     request, bound_column = asked_for(file(), tool)
     key = '"a"' if tool == "p.t" else ""
     assert request.bucket == bound(key, bound_column)
@@ -77,7 +77,7 @@ def test_K1_D6_a_request_carries_version_and_scope_and_is_called_for_under_the_s
         ("fetch.get", file(crm="env:OTHER")),
     ],
 )
-def test_K3_D6_P4_under_another_scope_it_is_not_called_for_and_the_scope_of_today_is_told(tool: str, today: Providers) -> None:
+def test_K3_case_D6_P4_under_another_scope_it_is_not_called_for_and_the_scope_of_today_is_told(tool: str, today: Providers) -> None:
     """Bob's answer used to be stored under the receipt of Alice's, where every later run of hers would find it."""
     request, _ = asked_for(file(), tool)
     _, now = asked_for(today, tool)
@@ -88,7 +88,7 @@ def test_K3_D6_P4_under_another_scope_it_is_not_called_for_and_the_scope_of_toda
 
 
 @pytest.mark.parametrize("tool", ["p.t", "py.t"])
-def test_K1_D6_under_another_version_it_is_a_repairable_failure_that_names_both(tool: str) -> None:
+def test_K1_case_D6_under_another_version_it_is_a_repairable_failure_that_names_both(tool: str) -> None:
     request, _ = asked_for(file(), tool)
     (outcome,) = barred(file(version="2"), request)
     assert isinstance(outcome, Refused)
