@@ -157,7 +157,8 @@ class ToolRequested(Event, frozen=True):
     input: bytes
     mode: Mode = Mode.NORMAL
     refresh: str | None = None
-    #: Only requests with the same text here may share a call (B4).
+    #: Only requests with the same text here may share a call (B4). Behind the key it names the tool's version and whose account
+    #: is asked, as the run was accepted; no worker calls for it under others (``engine.scopes``).
     bucket: str = ""
     #: It follows from an answer on the same lane, so that others like it come at the same moment (B1).
     continues: bool = False

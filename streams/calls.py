@@ -39,6 +39,7 @@ from streams.errors import PaidonceError
 from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
+from streams.terms import TodaysTerms
 from streams.tools.jobs import of_job
 from streams.tools.port import (
     Answered,
@@ -77,14 +78,14 @@ class Flight:
     #: What the provider recognises each member's operation by (K5), in payload order, and the runs that asked first.
     keys: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    #: Why the call cannot be made as it was: nothing is sent, and each member hears of it.
-    lost: Fault | None = None
     #: The provider's job that does the work; known from the start where an earlier attempt submitted it (P10).
     job: str | None = None
     #: It has its slot in the lane.
     counted: bool = False
     #: When the last heartbeat that counts was sent (see ``renewals``).
     renewed_at: float = float("-inf")
+    #: Its end, where this worker's providers file forbids to make it.
+    barred: tuple[MemberOutcome, ...] = ()
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
 
     @property
@@ -106,7 +107,7 @@ class Calls:
         slot: Callable[[Flight], Awaitable[bool]],
         may_send: Callable[[Flight], Awaitable[bool]],
         on_answer: Callable[[Flight, CallReport], None],
-        on_end: Callable[[Flight, float | None], None],
+        on_end: Callable[[Flight], None],
         fail: Callable[[PaidonceError], None],
         checkpoint: Checkpoint,
         clock: Callable[[], float],
@@ -125,6 +126,7 @@ class Calls:
         self._tasks: dict[str, tuple[Flight, asyncio.Task[None]]] = {}
         #: The process stops: what waits for its moment is given back.
         self._ending = asyncio.Event()
+        self._terms = TodaysTerms(providers)
         self._jobs = Jobs(providers, caller, ending=self._ending, clock=clock, checkpoint=checkpoint)
         self.made = 0
 
@@ -154,6 +156,11 @@ class Calls:
             receipt.input if receipt.input is not None else actor.records_of([record_key(ASK, member.receipt)], Ask)[0].input
             for member, receipt in zip(read, receipts, strict=True)
         ]
+        if lost is None:
+            job = None if batch else job_of(receipts[0], payload[0].epoch, payload[0].op)
+            barred = self._terms.barred(departure.tool, payload, receipts, inputs, job=job is not None)
+        else:
+            job, barred = None, tuple(Refused(lost) for _ in payload)
         return Flight(
             actor=actor,
             partition=partition,
@@ -169,8 +176,8 @@ class Calls:
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
             keys=tuple(map(operation_key, read, receipts)),
             runs=tuple(dict.fromkeys(receipt.run for receipt in receipts)),
-            lost=lost,
-            job=None if batch or lost is not None else job_of(receipts[0], payload[0].epoch, payload[0].op),
+            job=job,
+            barred=barred,
         )
 
     def start(self, flight: Flight) -> None:
@@ -214,14 +221,14 @@ class Calls:
             if report is None:
                 await self._settlement.say("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
                 self._tasks.pop(flight.lease, None)
-                self._on_end(flight, None)
+                self._on_end(flight)
                 return
             events = self._ends(flight, report)
             written = partial(self._checkpoint, "dispatcher:called")
             await self._settlement.settle(flight.tool, flight.partition, events, written=written)
             self._checkpoint("dispatcher:completed")
             self._tasks.pop(flight.lease, None)
-            self._on_end(flight, report.lane_pause_seconds)
+            self._on_end(flight)
         except PaidonceError as error:
             self._fail(error)
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
@@ -230,11 +237,8 @@ class Calls:
 
     async def _call(self, flight: Flight) -> CallReport | None:
         """Make the call; ``None`` where it may no longer be made, and nothing was sent."""
-        if self._providers.tool(flight.tool) is None:
-            fault = Fault("unknown_tool", f"this worker's providers file has no tool {flight.tool!r}", True)
-            return CallReport(tuple(Refused(fault) for _ in flight.payload))
-        if flight.lost is not None:
-            return CallReport(tuple(Refused(flight.lost) for _ in flight.payload))
+        if flight.barred:
+            return CallReport(flight.barred)
         batched = len(flight.payload) > 1
         key = flight.keys[0]
         if batched:

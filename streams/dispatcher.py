@@ -21,6 +21,7 @@ from streams.calls import Calls, Flight
 from streams.engine.effects import (
     ClaimFolded,
     KeptAside,
+    LanePaused,
     LeaseOver,
     LeaseSeen,
     LeasesSeen,
@@ -33,8 +34,10 @@ from streams.engine.effects import (
 from streams.engine.lanes import Departure, Lane, forms_of, pace_of
 from streams.engine.port import Context, Effect
 from streams.errors import PaidonceError, StateError
+from streams.gates import Gates
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch, steady_clock
+from streams.loudly import heard
 from streams.outbox import EventPublisher
 from streams.ownership import OwnedPartition
 from streams.reconciler import Reconciler
@@ -42,6 +45,7 @@ from streams.renewals import Renewals
 from streams.salvage import SalvageFile
 from streams.settings import Settings
 from streams.settlement import Settlement
+from streams.terms import TodaysTerms
 from streams.tools.lookup import LookUp
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
@@ -72,13 +76,14 @@ class Dispatcher(Companion):
         self._forms = forms_of(providers)
         self.settlement = Settlement(settings, publisher, journal, SalvageFile(settings.data / "salvage.jsonl"), clock)
         self.settlement.breaker.on_close = self._depart_all
-        self.reconciler = Reconciler(look_up, self.settlement.say, fail)
+        self.reconciler = Reconciler(look_up, self.settlement.say, fail, terms=TodaysTerms(providers))
         self._renewals = Renewals(settings.lease_seconds, self.settlement, clock)
         self._fail, self._checkpoint, self._clock = fail, checkpoint, clock
         self._partitions: dict[int, OwnedPartition] = {}
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
         self._publishing: set[asyncio.Task[None]] = set()
+        self._gates = Gates(clock)
         self.calls = Calls(
             settings,
             providers,
@@ -100,6 +105,7 @@ class Dispatcher(Companion):
         """Publish again what the last process read but may not have published, then begin to send heartbeats."""
         await self.settlement.start()
         self._beat = asyncio.create_task(self._heartbeats(), name="heartbeats")
+        self._beat.add_done_callback(partial(heard, self._fail, "the heartbeats of calls in flight"))
 
     async def opened(self, table: str, actors: Mapping[int, Actor]) -> None:
         """Partitions are ours: their lanes are filled by the effects of their first turn."""
@@ -117,16 +123,9 @@ class Dispatcher(Companion):
 
     def _freeze(self, number: int, partition: OwnedPartition) -> None:
         """Make no more claims, and give back what was not granted or has no slot yet."""
-        for timer in partition.timers.values():
-            timer.cancel()
         for flight in partition.pending.values():
             self._say("receipt-claims", number, LeaseReleased(flight.lease, flight.members))
-        partition.pending.clear()
-        partition.claimed.clear()
-        for waiting in partition.waiting.values():
-            for room in waiting:
-                if not room.done():
-                    room.set_result(None)
+        partition.freeze()
 
     async def stop(self) -> None:
         """No new claims; wait for calls in flight up to the grace time; give back what was not sent."""
@@ -184,6 +183,8 @@ class Dispatcher(Companion):
                     owned.over(effect, moved)
                 case ProbeSeen():
                     probes.append(effect)
+                case LanePaused():
+                    self._pause(owned, effect.lane, (effect.until_ms - context.now_ms) / 1000)
                 case UnknownSeen() | UnknownOver():
                     self.reconciler.take(partition, owned.actor, effect)
                 case KeptAside():
@@ -201,7 +202,14 @@ class Dispatcher(Companion):
         lane = owned.lanes.get(name)
         if lane is None:
             lane = owned.lanes[name] = Lane(pace_of(self._providers, name), self._forms, now)
+            lane.pause(self._gates.until(name))
         return lane
+
+    def _pause(self, owned: OwnedPartition | None, name: str, seconds: float) -> None:
+        """Nothing of a lane leaves for so long, also after it was taken away and has come back (P3)."""
+        until = self._gates.pause(name, seconds)
+        if owned is not None and name in owned.lanes:
+            owned.lanes[name].pause(until)
 
     def _ours(self, owned: OwnedPartition, lease: str) -> bool:
         return lease in owned.pending or self.calls.is_in_flight(lease)
@@ -319,16 +327,16 @@ class Dispatcher(Companion):
     def _answered(self, flight: Flight, report: CallReport) -> None:
         """The provider's answer is here: note how long it took. The slot is held until the outcome is published (P5)."""
         owned = self._partitions.get(flight.partition)
+        if report.lane_pause_seconds:
+            self._pause(owned, flight.lane, report.lane_pause_seconds)
         if owned is not None and owned.actor is flight.actor:
             owned.lanes[flight.lane].took(call_seconds=report.seconds)
 
-    def _ended(self, flight: Flight, pause_seconds: float | None) -> None:
+    def _ended(self, flight: Flight) -> None:
         """A call has ended, and its outcome is published."""
         owned = self._partitions.get(flight.partition)
         if owned is None or flight.lane not in owned.lanes:
             return
-        if pause_seconds:
-            owned.lanes[flight.lane].pause(self._clock() + pause_seconds)
         if owned.actor is flight.actor:
             owned.landed(flight)
         # Calls end in flocks, as their outcomes are acknowledged together: one look at the lane is enough for all of them.
@@ -340,16 +348,18 @@ class Dispatcher(Companion):
 
     async def _heartbeats(self) -> None:
         """Renew the leases of calls in flight, and judge those that nobody renews."""
-        every = self.settings.lease_seconds / 3
+        every = self.settings.lease_seconds / 6
         tick = min(every, 0.25)
-        beat_at = self._clock() + every
+        beat_at, beats = self._clock() + every, 0
         while True:
             await asyncio.sleep(tick)
             self.reconciler.say()
             if self._clock() >= beat_at - tick / 2:
-                beat_at = self._clock() + every
+                beat_at, beats = self._clock() + every, beats + 1
                 for partition, flights in self.calls.in_flight().items():
-                    self._watch(self._renewals.beat(partition, flights))
+                    # Calls for one every second time, batches every time: more hangs on them (L1).
+                    if due := flights if beats % 2 == 0 else [flight for flight in flights if flight.is_batch]:
+                        self._watch(self._renewals.beat(partition, due))
             for partition, owned in self._partitions.items():
                 if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
                     owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
@@ -376,6 +386,7 @@ class Dispatcher(Companion):
         task = asyncio.create_task(publishing)
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
+        task.add_done_callback(partial(heard, self._fail, "publishing claims and heartbeats"))
 
     async def _publish(self, topic: str, partition: int, events: Sequence[Event]) -> None:
         try:

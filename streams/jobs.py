@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: For a job of a tool that the providers file no longer describes as one.
 DEADLINE_SECONDS: Final = 3600.0
+#: After a question that failed the next one waits twice as long as the one before, up to this.
+TROUBLE_SECONDS_MAX: Final = 60.0
 
 
 class Jobs:
@@ -51,13 +53,23 @@ class Jobs:
             await announce(job)
             self._checkpoint("dispatcher:job_started")
         asking = msgspec.structs.replace(call, job=job)
+        troubles, last = 0, ""
         while report.job is not None:
+            wait = report.job.ask_again_seconds
+            if (trouble := report.job.trouble) is None:
+                troubles = 0
+            else:
+                if not troubles:
+                    log.warning("%s: job %s goes on, but a question about it failed (%s)", call.tool, job, trouble.code)
+                last = f"; the last question that failed: {trouble.code}: {trouble.message}"
+                wait = max(wait, min(wait * 2 ** min(troubles, 16), TROUBLE_SECONDS_MAX))
+                troubles += 1
             left = deadline - self._clock()
             if left <= 0:
-                text = f"{call.tool}: job {job} has not ended within {self._deadline_seconds(call.tool):g} s"
+                text = f"{call.tool}: job {job} has not ended within {self._deadline_seconds(call.tool):g} s{last}"
                 return CallReport((Doubtful(Fault("job_deadline", text), used_up=True),), None, self._clock() - began)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), min(report.job.ask_again_seconds, left))
+                await asyncio.wait_for(self._ending.wait(), min(wait, left))
             if self._ending.is_set():
                 # No release: the submission was sent. Nor is a try used up: whoever comes next asks on.
                 fault = Fault("stopped", f"{call.tool}: the worker stopped while job {job} was under way")

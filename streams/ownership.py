@@ -36,6 +36,17 @@ class OwnedPartition:
     probe: str | None = None
     probes_seen: int = 0
 
+    def freeze(self) -> None:
+        """No lane is looked at any more, no claim is waited for, and who waits for room hears that there is none."""
+        for timer in self.timers.values():
+            timer.cancel()
+        self.pending.clear()
+        self.claimed.clear()
+        for waiting in self.waiting.values():
+            for room in waiting:
+                if not room.done():
+                    room.set_result(None)
+
     def over(self, effect: LeaseOver, moved: set[str]) -> None:
         """Attempts under a lease have ended; a foreign one gives its place in the lane back, which has then ``moved``."""
         watched = self.watch.over(effect.lease, effect.receipts)

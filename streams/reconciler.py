@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from schemas import address
-from schemas.events import ClaimedMember, Event, ReceiptResolved
+from schemas.events import ClaimedMember, Event, Fault, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.errors import PaidonceError, StateError
+from streams.terms import TodaysTerms
 from streams.tools.lookup import Absent, Found, LookUp, NoWord, Pending
 from streams.tools.port import Answered, CallMember, Refused
 from streams.turn import Actor
@@ -64,10 +65,12 @@ class Reconciler:
         say: Callable[[str, int, Sequence[Event]], Awaitable[None]],
         fail: Callable[[PaidonceError], None],
         *,
+        terms: TodaysTerms | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._look_up = look_up
         self._say = say
+        self._terms = terms
         self._fail = fail
         self._now = now
         self._owned: dict[int, _Owned] = {}
@@ -161,9 +164,13 @@ class Reconciler:
         """Look up until something settles the receipt; ``None`` where that is left to a person or to a later time."""
         try:
             key, members = call_of(owned.actor, effect)
+            elsewhere = self._elsewhere(owned.actor, effect, members)
         except StateError as error:
             # A receipt of its batch was forgotten, and with it an input that the key is made of. That harms nobody else.
             log.error("receipt %s cannot be looked up, and waits for a person: %s", effect.receipt, error)
+            return None
+        if elsewhere is not None:
+            log.warning("receipt %s is not looked up: %s", effect.receipt, elsewhere.message)
             return None
         wait, asked = WAIT_SECONDS_MIN, 0
         while True:
@@ -187,6 +194,14 @@ class Reconciler:
 
     def _age_seconds(self, effect: UnknownSeen) -> float:
         return self._now() - effect.since_ms / 1000
+
+    def _elsewhere(self, actor: Actor, effect: UnknownSeen, members: tuple[CallMember, ...]) -> Fault | None:
+        """Why nobody knows of this call where this worker would look it up. *Never heard of* would have it paid for again (D6)."""
+        if self._terms is None:
+            return None
+        (receipt,) = actor.records_of([record_key(RECEIPT, effect.receipt)], Receipt)
+        text = next(member.input for member in members if member.receipt == effect.receipt)
+        return self._terms.other_scope(effect.tool, receipt, text)
 
     async def _asked(
         self, look_up: LookUp, effect: UnknownSeen, terms: Reconcile, key: str, members: tuple[CallMember, ...]

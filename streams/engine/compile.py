@@ -1,7 +1,8 @@
 """Bind a play to the providers' definitions: what a run needs to know of its tools, fixed when the run is accepted.
 
 Pure. Its result travels in ``RunOpened`` and is written into the turn record, so a later change of the providers file changes no
-run that has begun.
+run that has begun: what a run asks for carries version and scope, and a worker whose file has others does not call for it
+(``streams.terms``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ def secret_faults(fetch: Fetch, settings: FetchSettings, place: str) -> list[str
 
 def fetch_scope(fetch: Fetch, settings: FetchSettings) -> str:
     """Auth-scope digest of a request: whose secrets it carries, wherever it goes (K3)."""
-    used = sorted({use.secret for use in fetch.secrets.values()})
+    return scope_of_secrets({use.secret for use in fetch.secrets.values()}, settings)
+
+
+def scope_of_secrets(names: set[str], settings: FetchSettings) -> str:
+    """The same by the names of the secrets, all of which the settings know."""
+    used = sorted(names)
     scopes = [[name, settings.secrets[name].secret, settings.secrets[name].account] for name in used]
     return address.auth_scope_digest(
         provider=FETCH,

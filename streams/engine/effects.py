@@ -74,6 +74,13 @@ class ProbeSeen(Effect, frozen=True):
     probe: str
 
 
+class LanePaused(Effect, frozen=True):
+    """The provider wants all calls of a lane to wait until then (Unix time)."""
+
+    lane: str
+    until_ms: int
+
+
 class UnknownSeen(Effect, frozen=True):
     """The outcome of attempt ``n`` is unknown since ``since_ms`` (Unix time); told again to a new owner."""
 

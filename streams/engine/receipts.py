@@ -48,7 +48,7 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import budgets, completedcache, protocol, stock, sweep, unknowns, waits
+from streams.engine import budgets, completedcache, gates, protocol, stock, sweep, unknowns, waits
 from streams.engine.answers import answer
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
@@ -133,7 +133,7 @@ class ReceiptsEngine:
             case WaitsDue():
                 waits.end(turn.records, turn.outbox, turn.context, event, turn.receipt(event.receipt))
             case RecoveryEnded():
-                turn.stock |= stock.take(turn.records, turn.outbox)
+                turn.stock |= stock.take(turn.records, turn.outbox, turn.context)
                 self._waits.resume(turn.records, turn.outbox)
                 if self._sweep is not None:
                     turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
@@ -207,6 +207,8 @@ class ReceiptsEngine:
             attempt.fault = outcome.fault
             if isinstance(outcome, Retry | Ambiguous):
                 attempt.not_before_ms = outcome.not_before_ms
+            if isinstance(outcome, Retry):
+                gates.note(turn.outbox, turn.context, receipt.lane, attempt.batch, outcome.fault, outcome.not_before_ms)
             if isinstance(outcome, Ambiguous):
                 attempt.used_up = outcome.used_up
 

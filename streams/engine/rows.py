@@ -51,7 +51,7 @@ from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
 from streams.engine.runsweep import RunSweepPolicy
-from streams.engine.scopes import scope_in, too_late, unmoved
+from streams.engine.scopes import bound, scope_in, too_late, unmoved
 from streams.engine.sheet import published
 
 SAMPLES_MAX = 3
@@ -248,7 +248,7 @@ class RowsEngine:
             text,
             mode,
             refresh,
-            "" if column.bucket is None else bucket_of(column.bucket, parse_json(text)),
+            bound("" if column.bucket is None else bucket_of(column.bucket, parse_json(text)), column),
             column.lane == turn.answered_lane,
             kept_under=kept_under(share.org, column, text),
             receipt_wait_ms=column.receipt_wait_ms,
@@ -286,7 +286,8 @@ class RowsEngine:
         fault = event.fault
         ended = share.cancelled or share.closing
         if fault is not None and (scope := scope_in(fault.code)) is not None:
-            if not ended and self._moves(turn, run, share, task, scope):
+            # What an earlier worker said of its providers file may be out of date: this run asks, and moves by what it hears then.
+            if not ended and (self._asks_again(turn, run, share, task, mark, event) or self._moves(turn, run, share, task, scope)):
                 return
             fault = too_late(fault) if ended else unmoved(fault)
         if not ended and self._asks_again(turn, run, share, task, mark, event):

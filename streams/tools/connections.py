@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import httpx
 import yarl
+from aiohttp.abc import AbstractResolver
 
 from streams.errors import PaidonceError
 from streams.tools.dialing import Dialing
@@ -139,6 +140,7 @@ class Connections:
         self._tls = tls
         #: Which addresses may be dialled; ``None``: any, for whoever named the host is trusted.
         self._dialing = dialing
+        self._resolver: AbstractResolver | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
@@ -171,11 +173,12 @@ class Connections:
 
     def _opened(self) -> aiohttp.ClientSession:
         dialing = self._dialing
+        self._resolver = None if dialing is None else dialing.resolving()
         connector = _Connector(
             limit=self._connections_max,
             keepalive_timeout=IDLE_SECONDS,
             ssl=self._tls or True,
-            resolver=None if dialing is None else dialing.resolving(),
+            resolver=self._resolver,
             socket_factory=None if dialing is None else dialing.socket_of,
         )
         return aiohttp.ClientSession(
@@ -189,6 +192,8 @@ class Connections:
         """Close all connections; calls on them end as lost."""
         if self._session is not None:
             await self._session.close()
+        if self._resolver is not None:  # the session closes none but its own
+            await self._resolver.close()
 
 
 @functools.lru_cache(maxsize=64)

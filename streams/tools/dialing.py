@@ -10,12 +10,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import AddrInfoType
 
 from streams.errors import PaidonceError
 from streams.tools.addresses import why_not_public
+from streams.tools.resolving import OwnThreads
 
 
 class UnsafeAddress(PaidonceError):
@@ -27,7 +27,7 @@ class Dialing:
     """Which addresses may be dialled, and who resolves names; both as the public internet has it unless a test says otherwise."""
 
     why_not: Callable[[str], str | None] = why_not_public
-    resolver: Callable[[], AbstractResolver] = aiohttp.ThreadedResolver
+    resolver: Callable[[], AbstractResolver] = OwnThreads
 
     def resolving(self) -> AbstractResolver:
         """A resolver that raises ``UnsafeAddress`` where one address of a name may not be dialled; needs a running loop."""

@@ -229,8 +229,8 @@ class HttpCaller:
             outcome = await self._got(tool, call, job_path(tool.job.fetch_path, job), tool.result, answer)
             end = fetched(outcome, answer.status)
         seconds = time.monotonic() - started
-        if end is None:
-            return under_way(tool.job, job, outcome, seconds)
+        if end is None or isinstance(end, Fault):
+            return under_way(tool.job, job, outcome, end, seconds)
         return CallReport((end,), None, seconds)
 
     async def _got(self, tool: _Tool, call: ProviderCall, path: str, steps: Steps, answer: _Answer) -> MemberOutcome:

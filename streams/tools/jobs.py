@@ -48,8 +48,10 @@ def submitted(form: JobForm, outcome: MemberOutcome, report: CallReport) -> Call
     return msgspec.structs.replace(report, outcomes=(), job=JobUnderWay(name, form.interval_seconds))
 
 
-def ended(form: JobForm, result: Steps, outcome: MemberOutcome, status: int) -> MemberOutcome | None:
-    """The end that an answer to a question tells, ``None`` where the job goes on. ``outcome`` holds the whole answer.
+def ended(form: JobForm, result: Steps, outcome: MemberOutcome, status: int) -> MemberOutcome | Fault | None:
+    """The end that an answer to a question tells, ``None`` where the job goes on, a fault where it does as far as is known.
+
+    ``outcome`` holds the whole answer.
 
     A done job whose result is to be fetched has ``Answered`` with nothing in it that counts.
     """
@@ -63,19 +65,19 @@ def ended(form: JobForm, result: Steps, outcome: MemberOutcome, status: int) -> 
         return Refused(Fault(JOB_FAILED, f"the job is {state}: {_words(value_at(answer, steps_of(form.error)))}"))
     if form.pending and state not in form.pending:
         known = ", ".join((*form.pending, *form.done, *form.failed))
-        return Doubtful(Fault("bad_state", f"the job's state is {_words(state)}; the providers file knows {known}"))
+        return Fault("bad_state", f"the job's state is {_words(state)}; the providers file knows {known}")
     return None
 
 
-def fetched(outcome: MemberOutcome, status: int) -> MemberOutcome | None:
-    """The end that a fetch of a done job's result tells, ``None`` where it is to be tried again."""
+def fetched(outcome: MemberOutcome, status: int) -> MemberOutcome | Fault:
+    """The end that a fetch of a done job's result tells, or the trouble after which it is to be tried again."""
     return outcome if isinstance(outcome, Answered) else _trouble(outcome, status)
 
 
-def under_way(form: JobForm, job: str, outcome: MemberOutcome | None, seconds: float) -> CallReport:
+def under_way(form: JobForm, job: str, outcome: MemberOutcome, trouble: Fault | None, seconds: float) -> CallReport:
     """The report of a job that goes on: asked for again after its interval, or when the provider wants to be."""
     asked_for = outcome.retry_after_seconds if isinstance(outcome, NotDone) else None
-    return CallReport((), None, seconds, JobUnderWay(job, max(form.interval_seconds, asked_for or 0.0)))
+    return CallReport((), None, seconds, JobUnderWay(job, max(form.interval_seconds, asked_for or 0.0), trouble))
 
 
 def of_job(outcome: MemberOutcome) -> MemberOutcome:
@@ -89,14 +91,16 @@ def of_job(outcome: MemberOutcome) -> MemberOutcome:
             return Doubtful(Fault(fault.code, fault.message))
 
 
-def _trouble(outcome: Refused | NotDone | Doubtful, status: int) -> MemberOutcome | None:
+def _trouble(outcome: Refused | NotDone | Doubtful, status: int) -> MemberOutcome | Fault:
+    """What a question that failed says of the job: nothing, save that it is not there, or that its result cannot be kept.
+
+    Also a no that seems final is one to the question: keys are rotated, and gateways are set up anew, while a job goes on.
+    """
     if isinstance(outcome, Doubtful) and outcome.fault.code in _UNKEEPABLE:
         return Doubtful(outcome.fault, used_up=True)
-    if not isinstance(outcome, Refused):
-        return None
-    if status in _GONE:
+    if isinstance(outcome, Refused) and status in _GONE:
         return Doubtful(Fault("job_lost", f"the provider knows the job no more: {outcome.fault.message}"), used_up=True)
-    return Doubtful(outcome.fault)
+    return outcome.fault
 
 
 def _words(value: JsonValue) -> str:

@@ -73,6 +73,8 @@ class JobUnderWay(msgspec.Struct, frozen=True):
 
     job: str
     ask_again_seconds: float
+    #: Why the last question brought no word of the job; ``None`` where it did.
+    trouble: Fault | None = None
 
 
 class CallReport(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from streams.sandbox.settings import Settings
 from streams.tools.http import HttpCaller
 from streams.tools.port import Answered, CallReport, Doubtful, JobUnderWay, NotDone, ProviderCall
 from tests.contract.test_http_tool import SECRET, call_of, caller_of, fault_of
+from tests.support.raw_server import sends, serving, whole
 from tests.support.wait import eventually
 
 PATH = "/v1/email/jobs"
@@ -91,8 +92,24 @@ async def test_P10_a_provider_that_cannot_be_reached_is_asked_again() -> None:
         job = await submit(caller, call)
         await provider.__aexit__(None, None, None)
         report = await caller.call(asking(call, job))
-        assert report.job == JobUnderWay(job, 0.05)
+        assert report.job is not None
+        assert report.job.trouble is not None
+        assert (report.job.job, report.job.ask_again_seconds) == (job, 0.05)
+        assert report.job.trouble.code in ("unreachable", "answer_lost")
         await provider.__aenter__()
+
+
+async def test_P10_a_question_that_is_refused_ends_no_job() -> None:
+    """A key that was being rotated (401) made a job unknown that was paid for: five questions in seconds, and never one again."""
+    async with serving(sends(whole(b'{"error":"expired"}', status="401 Unauthorized")), answers=1) as server:
+        caller = caller_of(server.url, path=PATH, job=JOB)
+        report = await caller.call(asking(call_of("a@example.com"), "job-1"))
+        await caller.close()
+    assert (report.outcomes, report.lane_pause_seconds) == ((), None)
+    assert report.job is not None
+    assert report.job.trouble is not None
+    assert (report.job.job, report.job.trouble.code) == ("job-1", "http_401")
+    assert SECRET not in report.job.trouble.message
 
 
 async def test_P10_a_submission_ends_like_any_other_call_where_it_becomes_no_job() -> None:

@@ -258,12 +258,12 @@ def test_P10_a_submission_that_was_refused_is_refused() -> None:
         (
             LISTED,
             '{"job":{"state":"lost"}}',
-            Doubtful(Fault("bad_state", "the job's state is lost; the providers file knows queued, done, broken")),
+            Fault("bad_state", "the job's state is lost; the providers file knows queued, done, broken"),
         ),
         (FETCHING, '{"job":{"state":"done"}}', body('{"job":{"state":"done"}}')),
     ],
 )
-def test_P10_what_an_answer_says_of_a_job(form: JobForm, answer: str, expected: MemberOutcome | None) -> None:
+def test_P10_what_an_answer_says_of_a_job(form: JobForm, answer: str, expected: MemberOutcome | Fault | None) -> None:
     assert ended(form, ("out",), body(answer), 200) == expected
 
 
@@ -273,26 +273,29 @@ NO = Fault("http_404", "not here")
 @pytest.mark.parametrize(
     ("outcome", "status", "expected"),
     [
-        (NotDone(Fault("http_429", "slowly"), 9.0), 429, None),
-        (NotDone(Fault("unreachable", "nobody there")), 0, None),
-        (Doubtful(Fault("http_500", "broken")), 500, None),
-        (Doubtful(Fault("bad_response", "junk")), 200, None),
+        (NotDone(Fault("http_429", "slowly"), 9.0), 429, Fault("http_429", "slowly")),
+        (NotDone(Fault("unreachable", "nobody there")), 0, Fault("unreachable", "nobody there")),
+        (Doubtful(Fault("http_500", "broken")), 500, Fault("http_500", "broken")),
+        (Doubtful(Fault("bad_response", "junk")), 200, Fault("bad_response", "junk")),
         (Doubtful(Fault("too_large", "9 MB")), 200, Doubtful(Fault("too_large", "9 MB"), True)),
         (Refused(NO), 404, Doubtful(Fault("job_lost", "the provider knows the job no more: not here"), True)),
-        (Refused(Fault("http_401", "who?", True)), 401, Doubtful(Fault("http_401", "who?", True))),
+        (Refused(Fault("http_401", "who?", True)), 401, Fault("http_401", "who?", True)),
+        (Refused(Fault("http_403", "not you", True)), 403, Fault("http_403", "not you", True)),
+        (Refused(Fault("http_400", "what?")), 400, Fault("http_400", "what?")),
+        (Refused(Fault("http_302", "elsewhere")), 302, Fault("http_302", "elsewhere")),
     ],
 )
 def test_P10_trouble_with_a_question_ends_no_job_unless_the_provider_says_so(
-    outcome: MemberOutcome, status: int, expected: MemberOutcome | None
+    outcome: MemberOutcome, status: int, expected: MemberOutcome | Fault
 ) -> None:
     assert ended(FORM, (), outcome, status) == expected
     assert fetched(outcome, status) == expected
 
 
 def test_P10_a_job_is_asked_for_again_after_its_interval_or_when_the_provider_wants() -> None:
-    assert under_way(FORM, "j", None, 0.1).job == JobUnderWay("j", 2.0)
-    assert under_way(FORM, "j", NotDone(NO, 9.0), 0.1).job == JobUnderWay("j", 9.0)
-    assert under_way(FORM, "j", NotDone(NO, 0.5), 0.1).job == JobUnderWay("j", 2.0)
+    assert under_way(FORM, "j", body("{}"), None, 0.1).job == JobUnderWay("j", 2.0)
+    assert under_way(FORM, "j", NotDone(NO, 9.0), NO, 0.1).job == JobUnderWay("j", 9.0, NO)
+    assert under_way(FORM, "j", NotDone(NO, 0.5), NO, 0.1).job == JobUnderWay("j", 2.0, NO)
 
 
 @pytest.mark.parametrize(
