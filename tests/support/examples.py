@@ -213,6 +213,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "SweepDue": commands.SweepDue(1_800_000_000_123, 1_800_000_000_999),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
     "Parked": commands.Parked("run-requests", 9),
+    "PartlyParked": commands.PartlyParked("receipt-completions", 9, (1, 4)),
 }
 
 #: By record prefix as well, since that is how a table knows what it holds.

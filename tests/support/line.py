@@ -29,17 +29,21 @@ class Broker:
 
     journal: list[TurnRecord] = field(default_factory=list)
     changelog: dict[bytes, bytes] = field(default_factory=dict)
+    #: Key, value and headers of what went to ``dead-letters``.
+    letters: list[tuple[bytes, bytes | None, dict[str, bytes]]] = field(default_factory=list)
 
     async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], list[range]]:
         """Take what a turn publishes."""
         placed = {}
         for topic, partition, records in messages:
             placed[topic, partition] = [range(at_ms, at_ms + 1)]
-            for key, value, *_ in records:
+            for key, value, headers in records:
                 if topic == "turns":
                     self.journal.append(msgspec.msgpack.decode(value, type=TurnRecord))
                 elif topic.endswith("-changelog"):
                     self.changelog.pop(key, None) if value is None else self.changelog.update({key: value})
+                elif topic == "dead-letters":
+                    self.letters.append((key, value, dict(headers)))
         return placed
 
     async def stop(self) -> None:
