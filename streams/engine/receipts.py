@@ -49,7 +49,7 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import budgets, completedcache, protocol, stock, sweep, unknowns, waits
-from streams.engine.answers import answer
+from streams.engine.answers import answer, sendable
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
@@ -341,7 +341,8 @@ class ReceiptsEngine:
         for (destination, what, n), calls in groups.items():
             if what is _TOLD_UNKNOWN:
                 unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
-            send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
+            for event in sendable(answer(turn.records, key, receipt, what, n, tuple(calls))):
+                send("tool-results", destination, event)
 
 
 _OUT_OF: dict[type[object], Out] = {Failed: Out.FAILED, Retry: Out.RETRY, Ambiguous: Out.AMBIGUOUS}

@@ -157,8 +157,8 @@ def size_of(letter: tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]
 
 @pytest.mark.parametrize("size", [MESSAGE_BYTES_MAX - 120, MESSAGE_BYTES_MAX - 700])
 def test_case_H3_the_letter_of_the_largest_message_fits_its_topic(size: int) -> None:
-    """case_H3: a topic took an unreadable request of 9 MiB; its letter, larger by its headers, was refused, which ended worker after
-    worker: each met the message again.
+    """case_H3: a topic took an unreadable request of 9 MiB, and refused its letter, which is larger by its headers: the end of any
+    worker that met the message.
     """
     delivery = Delivery("run-requests", 7, b"run", b"x" * size, [("ce_type", b"t" * 500)])
     letter = dead_letter(delivery, 3, "no JSON", 1_000)
