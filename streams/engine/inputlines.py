@@ -14,7 +14,7 @@ from schemas.states import Run
 #: Rows in one ``RowsAdded`` event.
 ROWS_MAX = 250
 #: Chunks of one run: its record names each, so that one that comes twice adds nothing, and must fit a message.
-CHUNKS_MAX = 150_000
+CHUNKS_MAX = 100_000
 #: Characters of a fault: a refusal names many.
 FAULT_CHARS_MAX = 1_000
 
