@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
-
 from schemas.events import Answer, CallsAnswered, Fault, Mark
 from schemas.states import VALUE, Receipt, StoredValue, record_key
 from streams.engine.budgets import fault_of
 from streams.engine.port import Records
 from streams.engine.protocol import Told
 
-#: A value travels once with all its callers on a partition, and each of them makes a row's record and message of it in one turn ...
-COPIES_BYTES_MAX = 64 << 20
-#: ... but so many callers share it in any case: with the largest value alone for each of a thousand, neither side could write it.
-CALLERS_MIN = 16
-#: Up to here a thousand callers have room beside it.
-VALUE_BYTES_LARGE = 1 << 20
+#: Callers told in one turn; more are told in continuation turns.
+CALLERS_MAX = 1000
+#: A value travels once with all its callers on a partition, and each of them makes a record and a message of it in one turn of
+#: ``rows``: more than this, together, and the one turn could not be committed, as the event with all of them could not.
+COPIES_BYTES_MAX = 32 << 20
+#: So many share an event whatever its size. The largest value leaves room for their names.
+CALLERS_MIN = 8
 _COMPLETED, _FAILED = Told.COMPLETED, Told.FAILED
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 
@@ -35,13 +32,11 @@ def answer(records: Records, key: str, receipt: Receipt, what: Told, n: int, cal
     return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
 
 
-def sendable(event: CallsAnswered) -> Sequence[CallsAnswered]:
-    """The answer as events that can be carried and folded: with a large value, few callers in each."""
-    size = len(event.output or b"")
-    if size * len(event.calls) <= COPIES_BYTES_MAX and size <= VALUE_BYTES_LARGE:
-        return (event,)
-    most = max(CALLERS_MIN, COPIES_BYTES_MAX // size)
-    return [msgspec.structs.replace(event, calls=event.calls[start : start + most]) for start in range(0, len(event.calls), most)]
+def callers_max(records: Records, key: str, receipt: Receipt, what: Told, n: int) -> int:
+    """How many callers one turn tells this of attempt ``n``: few where its value is large, the others in turns that follow."""
+    if what is not _COMPLETED:
+        return CALLERS_MAX
+    return min(CALLERS_MAX, max(CALLERS_MIN, COPIES_BYTES_MAX // max(1, len(output_of(records, key, receipt, n)))))
 
 
 def output_of(records: Records, key: str, receipt: Receipt, n: int) -> bytes:
