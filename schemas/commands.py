@@ -162,6 +162,17 @@ class Parked(Event, frozen=True):
     offset: int
 
 
+class PartlyParked(Event, frozen=True):
+    """Elements of a message, by their places in it, were no events for the program of its day; the others were folded.
+
+    A type of its own: a program from before it would take the whole message for parked, and fold something else.
+    """
+
+    topic: str
+    offset: int
+    places: tuple[int, ...]
+
+
 Command = (
     RecoveryEnded
     | CountersDue
@@ -180,4 +191,5 @@ Command = (
     | EndedRunsDue
     | Misrouted
     | Parked
+    | PartlyParked
 )

@@ -6,8 +6,9 @@ bytes and back; it knows neither Kafka nor tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +23,7 @@ HEADER: Final = "schema"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders: Final[dict[str, msgspec.msgpack.Decoder[list[Event]]]] = {}
+_split_elements: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class EnvelopeError(ValueError):
@@ -32,15 +34,25 @@ class EventTooLarge(ValueError):
     """One event alone exceeds what a Kafka message may carry."""
 
 
+def _events_of(topic: str) -> Any:
+    """The type of all events that ``topic`` carries."""
+    types = EVENTS_BY_TOPIC[topic]
+    union = types[0]
+    for member in types[1:]:
+        union = union | member  # type: ignore[assignment]
+    return union
+
+
 def _decoder(topic: str) -> msgspec.msgpack.Decoder[list[Event]]:
     decoder = _decoders.get(topic)
     if decoder is None:
-        types = EVENTS_BY_TOPIC[topic]
-        union = types[0]
-        for member in types[1:]:
-            union = union | member  # type: ignore[assignment]
-        decoder = _decoders[topic] = msgspec.msgpack.Decoder(list[union])  # type: ignore[valid-type]
+        decoder = _decoders[topic] = msgspec.msgpack.Decoder(list[_events_of(topic)])  # type: ignore[misc]
     return decoder
+
+
+@cache
+def _element_decoder(topic: str) -> msgspec.msgpack.Decoder[Event]:
+    return msgspec.msgpack.Decoder(_events_of(topic))
 
 
 def headers_of(topic: str) -> list[tuple[str, bytes]]:
@@ -88,15 +100,60 @@ def _split(events: Iterable[Event]) -> Iterator[bytes]:
 def unpack(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Event]:
     """Events of one message of ``topic``.
 
-    Raises ``EnvelopeError`` naming the topic and both versions, or what is malformed; the caller parks the message.
+    Raises ``EnvelopeError`` naming the topic and both versions, or what is malformed; the caller parks what cannot be read.
     """
+    content = _content(topic, value, headers)
+    try:
+        return _decoder(topic).decode(content)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _malformed(topic, error) from error
+
+
+def unpack_partly(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[list[Event], dict[int, str]]:
+    """What can be read of a message that ``unpack`` refuses: its events, and why no others, by their places in the message.
+
+    One event of a type that only a newer program knows must not take those with it that travel in the same message. Raises
+    ``EnvelopeError`` where none can be read.
+    """
+    events: list[Event] = []
+    unread: dict[int, str] = {}
+    for place, element in enumerate(_elements(topic, value, headers)):
+        try:
+            events.append(_element_decoder(topic).decode(element))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            unread[place] = str(error)
+    if not events or len(unread) > EVENTS_MAX:
+        raise EnvelopeError(f"{topic}: {len(unread):,} elements of a message cannot be read, and {len(events):,} can")
+    return events, unread
+
+
+def unpack_without(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]], places: Container[int]) -> list[Event]:
+    """Events of a message but for those at ``places``, whether they can be read today or not. Raises ``EnvelopeError``."""
+    elements = [element for place, element in enumerate(_elements(topic, value, headers)) if place not in places]
+    try:
+        return [_element_decoder(topic).decode(element) for element in elements]
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _malformed(topic, error) from error
+
+
+def _elements(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[msgspec.Raw]:
+    content = _content(topic, value, headers)
+    try:
+        return _split_elements(content)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _malformed(topic, error) from error
+
+
+def _malformed(topic: str, error: Exception) -> EnvelopeError:
+    return EnvelopeError(f"{topic}: not an envelope of '{topic}/{VERSION}': {error}")
+
+
+def _content(topic: str, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> bytes:
+    """The bytes of an envelope of the version that is known here. Raises ``EnvelopeError`` for any other."""
     expected = f"{topic}/{VERSION}"
     found = next((raw.decode(errors="replace") for name, raw in headers if name == HEADER and raw is not None), None)
     if found != expected:
         raise EnvelopeError(f"{topic}: expected schema {expected!r}, found {found!r}")
     if value is None:
         raise EnvelopeError(f"{topic}: a message without a value")
-    try:
-        return _decoder(topic).decode(value)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise EnvelopeError(f"{topic}: not an envelope of {expected!r}: {error}") from error
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -30,6 +31,8 @@ GetterName = Literal["email_status", "boolean", "number", "text"]
 GETTER_PATHS: Final[Mapping[str, frozenset[str]]] = {"email_status": frozenset({"status", "catch_all"})}
 
 
+#: Columns of a play: what the sheet says of a row's cells, beside their values, stands in one record.
+COLUMNS_MAX: Final = 1000
 #: Repeats of provider calls; events carry integers of 64 bits, and readers in other languages doubles.
 RetriesMax = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -136,14 +139,14 @@ class Play(_Model):
     dataset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$")] | None = None
     #: Columns of the input that identify a row; absent: the whole row does.
     key: tuple[str, ...] = ()
-    columns: tuple[Column, ...] = Field(min_length=1)
+    columns: tuple[Column, ...] = Field(min_length=1, max_length=COLUMNS_MAX)
     #: How many repeats of provider calls one run of it pays for; absent: any number (P2).
     retries_max: RetriesMax | None = None
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         names = [column.name for column in self.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise ValueError(f"column names appear twice: {', '.join(twice)}")
         return self

@@ -10,11 +10,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from schemas.envelope import EVENT_BYTES_MAX
 from schemas.plays import Play
 
 CONTRACT_VERSION = 1
 #: Events carry integers of 64 bits, and readers in other languages doubles.
 ROWS_MAX = 2**53
+#: Bytes of one row as canonical JSON: it travels in one event, with what stands around it, and is one record of the sheet.
+ROW_BYTES_MAX = EVENT_BYTES_MAX - (64 << 10)
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 Org = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
@@ -86,7 +89,7 @@ class CellResolved(_Operation, _Request):
     type: Literal["cell_resolved"] = "cell_resolved"
     #: The row's key as ``map-rows`` shows it.
     row: Digest
-    column: str = Field(min_length=1)
+    column: str = Field(min_length=1, max_length=200)
     #: ``paid``: the provider did it and billed it, and ``value`` is its output. ``unpaid``: it may be called again.
     outcome: Literal["paid", "unpaid"]
     #: The tool's output as its receipt would hold it, before the column's ``extract``; ``null`` where it found nothing.
@@ -107,7 +110,7 @@ class ReceiptForgotten(_Operation):
     type: Literal["receipt_forgotten"] = "receipt_forgotten"
     receipt: Digest
     #: Where the receipt lives, as ``paidonce receipt show`` tells it.
-    lane: str = Field(min_length=1)
+    lane: str = Field(min_length=1, max_length=1000)
 
 
 PublicRequest = Annotated[

@@ -5,6 +5,7 @@ For ``paidonce cell show``. It follows the call to its receipt and the receipt t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,10 +191,14 @@ async def _sheet(log: PublicLog, partition: int, cell: History, key: bytes) -> N
 async def _events(log: PublicLog, topic: str, partition: int, cell: History) -> AsyncIterator[tuple[int, Event]]:
     async for record in log.stored([_of(log, topic, partition)]):
         try:
-            events = envelope.unpack(topic, record.value, record.headers)
+            events, unread = envelope.unpack(topic, record.value, record.headers), {}
         except envelope.EnvelopeError as error:
-            cell.steps.append(_unreadable(record, f"is with the dead letters, no worker has folded it: {error}"))
-            continue
+            events, unread = [], {0: str(error)}
+            with contextlib.suppress(envelope.EnvelopeError):
+                events, unread = envelope.unpack_partly(topic, record.value, record.headers)
+        if unread:
+            why = "; ".join(dict.fromkeys(unread.values()))
+            cell.steps.append(_unreadable(record, f"is with the dead letters for what no worker has folded: {why}"))
         for event in events:
             yield record.timestamp, event
 

@@ -143,6 +143,16 @@ class Inbox:
             self._something.clear()
         return commands, taken
 
+    def give_back(self, commands: Sequence[Event], deliveries: Sequence[Delivery]) -> None:
+        """Put what a turn left of what it took last before all that waits, in the same order."""
+        self._commands[:0] = commands
+        for delivery in reversed(deliveries):
+            queue = self._queues[delivery.topic]
+            queue.deliveries.appendleft(delivery)
+            queue.bytes += delivery.size
+        if commands or deliveries:
+            self._something.set()
+
     @property
     def depth(self) -> int:
         """Messages that wait."""

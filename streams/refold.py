@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas import envelope
-from schemas.commands import Command, Parked, RowsAppended, RunRequested
+from schemas.commands import Command, Parked, PartlyParked, RowsAppended, RunRequested
 from schemas.events import BatchClaimed, CallsAnswered, Event, LeaseExpired, LeaseReleased, RowsAdded
 from schemas.states import TurnRecord
 from streams.engine.port import Context, Engine, Outbox, P, PublicEvent
@@ -115,7 +115,8 @@ def events_of(record: TurnRecord, sources: Iterable[Source], public_topics: froz
         raise StateError(f"{where}: a judgement in the turn record cannot be read: {error}") from error
     parked = {(event.topic, event.offset) for event in judged if isinstance(event, Parked)}
     read = [source for source in sources if (source.topic, source.offset) not in parked]
-    judgements = [event for event in judged if not isinstance(event, Parked)]
+    partly = {(event.topic, event.offset): event.places for event in judged if isinstance(event, PartlyParked)}
+    judgements = [event for event in judged if not isinstance(event, Parked | PartlyParked)]
     # A message of a public topic means one event; what stands before those of messages are the owner's own commands.
     commands = len(judgements) - sum(source.topic in public_topics for source in read)
     if commands < 0:
@@ -127,7 +128,11 @@ def events_of(record: TurnRecord, sources: Iterable[Source], public_topics: froz
             events.append(next(following))
             continue
         try:
-            events.extend(envelope.unpack(source.topic, source.value, source.headers))
+            places = partly.get((source.topic, source.offset))
+            if places is None:
+                events.extend(envelope.unpack(source.topic, source.value, source.headers))
+            else:
+                events.extend(envelope.unpack_without(source.topic, source.value, source.headers, places))
         except envelope.EnvelopeError as error:
             raise StateError(f"{where} folded a message that cannot be read, at offset {source.offset:,}: {error}") from error
     return events

@@ -17,15 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.canonical import BYTES_KEY, UncanonicalValue, canonical, dump_json, normalize
 from schemas.plays import Play, RetriesMax
-from schemas.requests import RunId, RunRequested
+from schemas.requests import ROW_BYTES_MAX, RunId, RunRequested
 from streams.engine.program import TemplateError, fields_of
 from streams.errors import InputError, UsageError
 
 ROWS_INLINE_MAX = 200
 CHUNK_ROWS_MAX = 500
 CHUNK_BYTES_MAX = 700_000
-#: What a Kafka message may carry here, less room for the rest of the event.
-ROW_BYTES_MAX = (8 << 20) - (64 << 10)
 MEMORY_BYTES_MAX = 64 << 20
 NAMES_SHOWN_MAX = 20
 

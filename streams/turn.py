@@ -13,25 +13,30 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import TypeVar
+from itertools import accumulate, chain, repeat
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from schemas import envelope
-from schemas.commands import Command, Parked, RecoveryEnded
+from schemas.commands import Command, Parked, PartlyParked, RecoveryEnded
 from schemas.events import Event
 from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
 from streams.inbox import Delivery, Inbox
-from streams.producers import NO_HEADERS, Group, Message, OnPublished, ProducerPair
+from streams.parking import dead_letter
+from streams.producers import MESSAGE_BYTES_MAX, NO_HEADERS, Group, Message, OnPublished, ProducerPair
 from streams.table import RecordCache, Store, WorkingSet
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=msgspec.Struct)
 _encoder = msgspec.msgpack.Encoder()
 _judged_decoder = msgspec.msgpack.Decoder(Command)
+#: Judgements of one turn: they stand in its record, which is one message. What does not fit is left for the next turn.
+JUDGED_BYTES_MAX = MESSAGE_BYTES_MAX - (32 << 10)
+#: The judgement of one message, which the owner's own commands stand beside.
+JUDGEMENT_BYTES_MAX = JUDGED_BYTES_MAX - (256 << 10)
 
 
 def decode_judged(raw: bytes) -> Event:
@@ -56,6 +61,16 @@ class AgentSpec:
     gather_events: int = 40
     #: Decoded records kept between turns, for each partition.
     cached_records: int = 2_000
+
+
+class _Read(NamedTuple):
+    """What a turn folds and parks, what its record says of it, and how much of what was offered that is."""
+
+    events: list[Event]
+    dead: list[Message]
+    record: TurnRecord
+    commands: int
+    deliveries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +129,8 @@ class Actor:
         self.fenced = False
         self.turns = 0
         self.events_folded = 0
+        #: Messages and elements of messages that were parked in ``dead-letters``.
+        self.parked = 0
 
     def start(self) -> None:
         """Begin to take turns; the first one takes stock of what is open and raises the generation."""
@@ -181,7 +198,9 @@ class Actor:
     async def turn(self, commands: Sequence[Event], deliveries: Sequence[Delivery]) -> None:
         """Fold commands and messages in one transaction. Raises ``Fenced`` or ``Unreachable``."""
         now_ms = time.time_ns() // 1_000_000
-        events, dead, record = self._read(commands, deliveries, now_ms)
+        events, dead, record, *taken = self._read(commands, deliveries, now_ms)
+        self.inbox.give_back(commands[taken[0] :], deliveries[taken[1] :])
+        deliveries = deliveries[: taken[1]]
         if not events and not dead:
             self._acknowledge(deliveries)
             return
@@ -222,32 +241,37 @@ class Actor:
         self._set_timers(effects, context.now_ms)
         self._on_effects(self.partition, effects, context)
 
-    def _read(
-        self, commands: Sequence[Event], deliveries: Sequence[Delivery], now_ms: int
-    ) -> tuple[list[Event], list[Message], TurnRecord]:
-        """Decode what was not folded before, and write down what this turn folds."""
+    def _read(self, commands: Sequence[Event], deliveries: Sequence[Delivery], now_ms: int) -> _Read:
+        """Decode what was not folded before, as much as one turn record holds, and write down what this turn folds."""
         offsets = dict(self.record.offsets)
-        events: list[Event] = list(commands)
         judged = [_encoder.encode(command) for command in commands]
+        sizes = accumulate(map(len, judged))
+        fitting = max(1, sum(size <= JUDGED_BYTES_MAX for size in sizes))
+        if fitting < len(judged):
+            deliveries = deliveries[:0]
+        del judged[fitting:]
+        events: list[Event] = list(commands[:fitting])
+        room = JUDGED_BYTES_MAX - sum(map(len, judged))
         segments: list[Segment] = []
         dead: list[Message] = []
-        for delivery in deliveries:
+        place = 0
+        for place, delivery in enumerate(deliveries, 1):
             if delivery.offset < offsets.get(delivery.topic, 0):
                 continue
+            found, said, letter = self._decode(delivery, now_ms)
+            notes = [_encoder.encode(event) for event in said]
+            room -= sum(map(len, notes))
+            if room < 0 and notes and judged:
+                place -= 1
+                break
             offsets[delivery.topic] = delivery.offset + 1
             if segments and segments[-1].topic == delivery.topic:
                 segments[-1] = Segment(delivery.topic, segments[-1].first, delivery.offset)
             else:
                 segments.append(Segment(delivery.topic, delivery.offset, delivery.offset))
-            try:
-                found = self._decode(delivery, now_ms)
-            except envelope.EnvelopeError as error:
-                log.error("parked %s/%d@%d: %s", delivery.topic, self.partition, delivery.offset, error)
-                dead.append(self._dead_letter(delivery, error, now_ms))
-                judged.append(_encoder.encode(Parked(delivery.topic, delivery.offset)))
-                continue
-            if delivery.topic in self.spec.public_topics:
-                judged.extend(_encoder.encode(event) for event in found)
+            if letter is not None:
+                dead.append(letter)
+            judged.extend(notes)
             events.extend(found)
         record = TurnRecord(
             turn=self.record.turn + 1,
@@ -259,21 +283,33 @@ class Actor:
             judged=tuple(judged),
             occasion="messages" if segments else "command",
         )
-        return events, dead, record
+        return _Read(events, dead, record, fitting, place)
 
-    def _decode(self, delivery: Delivery, now_ms: int) -> list[Event]:
-        if self.spec.judge is not None and delivery.topic in self.spec.public_topics:
-            return list(self.spec.judge(delivery, self.partition))
-        return envelope.unpack(delivery.topic, delivery.value, delivery.headers)
+    def _decode(self, delivery: Delivery, now_ms: int) -> tuple[list[Event], list[Event], Message | None]:
+        """Events of a message, what the turn record says of it, and its letter where it is parked, or a part of it."""
+        try:
+            if self.spec.judge is not None and delivery.topic in self.spec.public_topics:
+                found = list(self.spec.judge(delivery, self.partition))
+                return found, found, None
+            return envelope.unpack(delivery.topic, delivery.value, delivery.headers), [], None
+        except envelope.EnvelopeError as error:
+            return self._park(delivery, error, now_ms)
 
-    def _dead_letter(self, delivery: Delivery, error: Exception, now_ms: int) -> Message:
-        headers = [
-            ("source", f"{delivery.topic}/{self.partition}@{delivery.offset}".encode()),
-            ("error", str(error).encode()),
-            ("at_ms", str(now_ms).encode()),
-            *delivery.headers,
-        ]
-        return delivery.topic.encode(), delivery.value, headers
+    def _park(self, delivery: Delivery, error: Exception, now_ms: int) -> tuple[list[Event], list[Event], Message]:
+        where = f"{delivery.topic}/{self.partition}@{delivery.offset}"
+        found: list[Event] = []
+        unread: dict[int, str] = {}
+        if delivery.topic not in self.spec.public_topics:
+            with contextlib.suppress(envelope.EnvelopeError):
+                found, unread = envelope.unpack_partly(delivery.topic, delivery.value, delivery.headers)
+        self.parked += len(unread) or 1
+        if unread:
+            log.error("parked elements %s of %s: %s", ", ".join(map(str, unread)), where, "; ".join(dict.fromkeys(unread.values())))
+            said: Event = PartlyParked(delivery.topic, delivery.offset, tuple(unread))
+        else:
+            log.error("parked %s: %s", where, error)
+            said = Parked(delivery.topic, delivery.offset)
+        return found, [said], dead_letter(delivery, self.partition, str(error), now_ms, unread)
 
     def _outputs(self, outbox: Outbox) -> Iterable[tuple[str, int, list[Message]]]:
         prefix = self._names.topic_prefix

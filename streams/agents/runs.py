@@ -22,6 +22,7 @@ from schemas.events import Event
 from schemas.providers import Providers
 from schemas.requests import CONTRACT_VERSION, PublicRequest
 from streams.agents.operations import OPERATIONS, accepted, rejected
+from streams.agents.sizes import NAME_CHARS_MAX, brief, excess, play_faults, row_faults
 from streams.engine.compile import compile_play
 from streams.engine.runs import RunsEngine
 from streams.inbox import Delivery
@@ -56,6 +57,20 @@ def judged(
 
     Raises ``EnvelopeError`` where it cannot even be told which run it is about, or its type is unknown: it is parked.
     """
+    events = _meaning_of(delivery, partition, partitions, providers, clock)
+    for event in events:
+        fault = excess(event, delivery.value)
+        if fault is None:
+            continue
+        if isinstance(event, RunRequested | RowsAppended):
+            return [_refused(event.run, event.digest, [fault])]
+        raise EnvelopeError(f"{delivery.topic}: {fault}")
+    return events
+
+
+def _meaning_of(
+    delivery: Delivery, partition: int | None, partitions: int, providers: Providers, clock: Callable[[], float]
+) -> list[Event]:
     if delivery.value is None:
         raise EnvelopeError(f"{delivery.topic}: a message without a value")
     try:
@@ -66,6 +81,8 @@ def judged(
     run = data.get(about) if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(run, str) or not run or "\x00" in run:
         raise EnvelopeError(f"{delivery.topic}: expected a JSON object with the text field '{about}'")
+    if len(run) > NAME_CHARS_MAX:
+        raise EnvelopeError(f"{delivery.topic}: '{about}' has {len(run):,} characters; at most {NAME_CHARS_MAX:,} can be answered")
     if partition is not None and address.partition_of(run, partitions) != partition:
         return [Misrouted(run, delivery.topic, delivery.value)]
     kind = data.get("type")
@@ -75,12 +92,12 @@ def judged(
     contract = data.get("contract", CONTRACT_VERSION)
     if contract != CONTRACT_VERSION:
         fault = f"contract: this worker speaks version {CONTRACT_VERSION}, the request has version {contract!r}"
-        return [rejected(data, [fault]) if kind in OPERATIONS else _refused(run, digest, [fault])]
+        return [rejected(data, brief([fault])) if kind in OPERATIONS else _refused(run, digest, [fault])]
     try:
         request = _request.validate_python(data)
     except ValidationError as error:
         faults = list(faults_of(error))
-        return [rejected(data, faults) if kind in OPERATIONS else _refused(run, digest, faults)]
+        return [rejected(data, brief(faults)) if kind in OPERATIONS else _refused(run, digest, faults)]
     match request:
         case requests.RunRequested():
             return [_run(request, digest, providers, int(clock()))]
@@ -109,13 +126,17 @@ def _run(request: requests.RunRequested, digest: str, providers: Providers, now_
             rows.append(dump_json(row))
         except UncanonicalValue as error:
             faults.append(f"row {position}: {error}")
+        else:
+            faults += row_faults(position, rows[-1])
+    if play is not None:
+        faults += play_faults(play)
     return RunRequested(
         run=request.run,
         org=request.org,
         digest=_meaning(request, digest),
         play=None if faults else play,
-        faults=tuple(faults),
-        rows=tuple(rows),
+        faults=brief(faults),
+        rows=() if faults else tuple(rows),
         sealed=request.rows is not None,
         expected=request.expected_rows,
         force=request.force,
@@ -125,11 +146,16 @@ def _run(request: requests.RunRequested, digest: str, providers: Providers, now_
 
 def _rows(request: requests.RowsAppended, digest: str) -> Event:
     rows: list[bytes] = []
-    for index, row in enumerate(request.rows):
+    faults: list[str] = []
+    for position, row in enumerate(request.rows, request.first):
         try:
             rows.append(dump_json(row))
         except UncanonicalValue as error:
-            return _refused(request.run, digest, [f"row {request.first + index}: {error}"])
+            faults.append(f"row {position}: {error}")
+        else:
+            faults += row_faults(position, rows[-1])
+    if faults:
+        return _refused(request.run, digest, faults)
     return RowsAppended(request.run, request.first, tuple(rows), _meaning(request, digest))
 
 
@@ -144,13 +170,13 @@ def _meaning(request: requests.RunRequested | requests.RowsAppended, digest: str
 
 
 def _refused(run: str, digest: str, faults: list[str]) -> RunRequested:
-    return RunRequested(run=run, org="", digest=digest, play=None, faults=tuple(faults))
+    return RunRequested(run=run, org="", digest=digest, play=None, faults=brief(faults))
 
 
 def _unreadable(delivery: Delivery, error: InvalidJson) -> list[Event]:
     """A request that is no JSON is refused under its message key, where that names a run; else it is parked."""
     key = (delivery.key or b"").decode(errors="replace")
-    if delivery.topic == "run-requests" and key and "\x00" not in key:
+    if delivery.topic == "run-requests" and 0 < len(key) <= NAME_CHARS_MAX and "\x00" not in key:
         digest = hashlib.blake2b(delivery.value or b"", digest_size=16).hexdigest()
         return [_refused(key, digest, _uncarried(delivery.value or b"") or [str(error)])]
     raise EnvelopeError(f"{delivery.topic}: {error}")

@@ -8,6 +8,13 @@ from streams.engine.budgets import fault_of
 from streams.engine.port import Records
 from streams.engine.protocol import Told
 
+#: Callers told in one turn; more are told in continuation turns.
+CALLERS_MAX = 1000
+#: A value travels once with all its callers on a partition, and each of them makes a record and a message of it in one turn of
+#: ``rows``: more than this, together, and the one turn could not be committed, as the event with all of them could not.
+COPIES_BYTES_MAX = 32 << 20
+#: So many share an event whatever its size. The largest value leaves room for their names.
+CALLERS_MIN = 8
 _COMPLETED, _FAILED = Told.COMPLETED, Told.FAILED
 _NO_RESULT, _ANSWERED = Answer.NO_RESULT, Answer.COMPLETED
 
@@ -23,6 +30,13 @@ def answer(records: Records, key: str, receipt: Receipt, what: Told, n: int, cal
     if fault is None:
         fault = Fault("lease_expired", "the worker that made this call went away before it recorded an answer")
     return CallsAnswered(key, n, Answer.UNKNOWN, calls, fault=fault)
+
+
+def callers_max(records: Records, key: str, receipt: Receipt, what: Told, n: int) -> int:
+    """How many callers one turn tells this of attempt ``n``: few where its value is large, the others in turns that follow."""
+    if what is not _COMPLETED:
+        return CALLERS_MAX
+    return min(CALLERS_MAX, max(CALLERS_MIN, COPIES_BYTES_MAX // max(1, len(output_of(records, key, receipt, n)))))
 
 
 def output_of(records: Records, key: str, receipt: Receipt, n: int) -> bytes:

@@ -49,7 +49,7 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import budgets, completedcache, gates, protocol, stock, sweep, unknowns, waits
-from streams.engine.answers import answer
+from streams.engine.answers import CALLERS_MIN, answer, callers_max
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
@@ -59,8 +59,6 @@ from streams.engine.withdrawal import WAITERS_INLINE, withdraw
 
 #: Values up to this size live in the receipt's record, larger ones in records of their own.
 INLINE_BYTES_MAX = 1024
-#: Waiters answered in one turn; more are answered in continuation turns.
-ANSWERS_MAX = 1000
 # Members of enums, bound once: see ``protocol``.
 _WAITS, _COMPLETED, _TOLD_UNKNOWN, _FLAG_FAILED, _FLAG_UNKNOWN = Told.WAITS, Told.COMPLETED, Told.UNKNOWN, Flag.FAILED, Flag.UNKNOWN
 _LIVE, _UNKNOWN, _DONE, _WITHDRAWN = Verdict.LIVE, Verdict.UNKNOWN, Flag.DONE, Flag.WITHDRAWN
@@ -279,7 +277,7 @@ class ReceiptsEngine:
             if (receipt.retry is not None or (need is not None and need.tries)) and not budgets.may_need(turn, key, receipt, need):
                 stands = protocol.standing(receipt)
                 need = self._answered(turn, key, receipt, stands)
-        wanted = need is not None or stands.verdict is _LIVE
+        wanted = need is not None or stands.verdict is _LIVE or key in turn.paging
         if wanted is not receipt.open:
             receipt.open = wanted
             name = turn.changed(key, receipt)
@@ -307,7 +305,7 @@ class ReceiptsEngine:
 
     def _answer(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
-        count = 0
+        count, most = 0, CALLERS_MIN
         for call, waiter in turn.calls(key, receipt):
             before = waiter.flag
             if before is _DONE or before is _WITHDRAWN:
@@ -320,7 +318,8 @@ class ReceiptsEngine:
             flag = _FLAG_AFTER[what]
             if before is flag:
                 continue
-            if count >= ANSWERS_MAX:
+            if count >= most and count >= (most := callers_max(turn.records, key, receipt, what, n)):
+                turn.paging.add(key)
                 turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, call)))
                 break
             # Rule 1: a value is no news to who was told failed; for one call the first of the two is final.

@@ -45,6 +45,8 @@ class ReceiptsTurn:
     #: Receipts to be looked at by a sweep some day.
     answered: dict[str, None] = field(default_factory=dict)
     sweeps: list[SweepDue | SweepGoesOn | ReceiptForgotten] = field(default_factory=list)
+    #: Receipts with more callers to tell than this turn tells; open until all are told, so that a new owner goes on.
+    paging: set[str] = field(default_factory=set)
 
     #: Receipts that a row asked for on the lane of its last answer (B1).
     continuing: set[str] = field(default_factory=set)

@@ -44,7 +44,7 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine import admission, runsweep, unknowncells
+from streams.engine import admission, rowsize, runsweep, unknowncells
 from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, next_column, standing_of
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
@@ -213,7 +213,7 @@ class RowsEngine:
         self._ask(turn, run, share, task, column, receipt, text)
 
     def _cannot(self, turn: RowsTurn, run: str, share: RunShare, task: Task, column: CompiledColumn, fault: Fault) -> None:
-        task.cells[column.name] = Cell(CellStatus.FAILED, fault=fault, run=run)
+        task.cells[column.name] = Cell(CellStatus.FAILED, fault=rowsize.brief(fault), run=run)
         self._settle(turn, run, share, task, _FAILED)
 
     def _values(self, task: Task) -> dict[str, Any]:
@@ -273,10 +273,14 @@ class RowsEngine:
             unknowncells.over(turn, run, row, column)
         if answer is _ANSWERED or answer is _NO_RESULT:
             turn.called(run, mark)
-            cell.status = _CACHED if mark is _CACHE else _CELL_COMPLETED
-            cell.value = self._extracted(share.play.columns[task.column], event.output or b"null")
+            value = self._extracted(share.play.columns[task.column], event.output or b"null")
             # Of a call that has a receipt of its own it may be another's value (Y2).
-            cell.mark, cell.fault, cell.receipt = mark, None, event.receipt
+            cell.mark, cell.fault, cell.receipt = mark, rowsize.excess(task, column, value), event.receipt
+            if cell.fault is not None:
+                cell.status = CellStatus.FAILED
+                self._settle(turn, run, share, task, _FAILED)
+                return
+            cell.status, cell.value = _CACHED if mark is _CACHE else _CELL_COMPLETED, value
             if mark is not _CACHE:
                 turn.answered_lane = share.play.columns[task.column].lane
             next_column(task)
@@ -292,7 +296,7 @@ class RowsEngine:
             fault = too_late(fault) if ended else unmoved(fault)
         if not ended and self._asks_again(turn, run, share, task, mark, event):
             return
-        cell.mark, cell.fault = mark, fault
+        cell.mark, cell.fault = mark, rowsize.brief(fault)
         match answer:
             case Answer.FAILED:
                 turn.called(run, mark)

@@ -36,13 +36,11 @@ from schemas.events import (
 from schemas.progress import Counts, FailedRow, MapProgress, RunEvent
 from schemas.states import RUN, Run, RunStatus, Share, record_key
 from streams.engine import operations
-from streams.engine.inputlines import RowFault, added_row
+from streams.engine.inputlines import RowFault, added_row, appended_rows, parts
 from streams.engine.port import Context, Outbox, PublicEvent, Records, Wake
 
 PROGRESS_EVERY_MS = 250
 HEARTBEAT_MS = 5_000
-#: Rows in one ``RowsAdded`` event.
-ROWS_MAX = 250
 #: Faults that one refusal names.
 FAULTS_MAX = 100
 
@@ -231,9 +229,9 @@ class RunsEngine:
             self._fail(turn, event.run, run, "too_many_rows", message)
             return
         try:
-            rows = [added_row(run.play, event.first + index, raw) for index, raw in enumerate(event.rows)]
+            rows = appended_rows(run, event)
         except RowFault as fault:
-            self._fail(turn, event.run, run, "bad_row", str(fault))
+            self._fail(turn, event.run, run, fault.code, str(fault))
             return
         run.chunks[event.first] = (len(rows), event.digest)
         self._send_rows(turn, event.run, run, rows)
@@ -250,19 +248,19 @@ class RunsEngine:
         run.sealed = run.dirty = True
 
     def _send_rows(self, turn: _Turn, name: str, run: Run, rows: Sequence[AddedRow]) -> None:
-        parts: dict[int, list[AddedRow]] = {}
+        homes: dict[int, list[AddedRow]] = {}
         partitions = turn.context.partitions
         for row in rows:
-            parts.setdefault(address.spread(row.key, partitions), []).append(row)
-        for partition, added in parts.items():
+            homes.setdefault(address.spread(row.key, partitions), []).append(row)
+        for partition, added in homes.items():
             share = run.shares.get(partition)
             if share is None:
                 share = run.shares[partition] = Share()
                 opened = RunOpened(name, run.org, run.play, run.force, run.force_tool_refresh)
                 turn.outbox.send("row-work", partition, opened)
             share.sent += len(added)
-            for start in range(0, len(added), ROWS_MAX):
-                turn.outbox.send("row-work", partition, RowsAdded(name, tuple(added[start : start + ROWS_MAX])))
+            for part in parts(added):
+                turn.outbox.send("row-work", partition, RowsAdded(name, part))
         run.total += len(rows)
 
     def _send_all(self, turn: _Turn, run: Run, event: Event) -> None:

@@ -65,6 +65,35 @@ def test_commands_go_ahead_of_all_messages_and_are_taken_all_at_once() -> None:
     assert inbox.take() == ([], [message(2)])
 
 
+def test_what_a_turn_leaves_comes_first_the_next_time_and_in_its_order() -> None:
+    """S2: the record of a turn does not hold all that its inbox gave it."""
+    flow = Flow(bytes_max=25)
+    inbox = flow.given(message(1), message(2), message(1, THIRD))
+    inbox.command(CountersDue("a"))
+    inbox.command(CountersDue("b"))
+    commands, taken = inbox.take()
+    inbox.command(CountersDue("c"))
+    flow.given(message(3))
+    inbox.give_back(commands[1:], taken[1:])
+    assert inbox.depth == 3
+    assert flow.said == []
+    flow.given(message(4))
+    assert flow.said == [f"{FIRST} is full"]
+    commands, taken = inbox.take()
+    assert commands == [CountersDue("b"), CountersDue("c")]
+    assert taken == [message(2), message(3), message(4), message(1, THIRD)]
+    assert flow.said[1:] == [f"{FIRST} is drained"]
+
+
+async def test_what_a_turn_leaves_wakes_the_next() -> None:
+    inbox = Flow().given(message(1))
+    _, taken = inbox.take()
+    waiting = asyncio.create_task(inbox.wait())
+    inbox.give_back([], taken)
+    await asyncio.wait_for(waiting, 5)
+    assert inbox.take() == ([], [message(1)])
+
+
 def test_an_empty_inbox_gives_nothing() -> None:
     assert Flow().inbox.take() == ([], [])
 

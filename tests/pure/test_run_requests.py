@@ -26,7 +26,8 @@ from schemas.events import (
     RunOpened,
 )
 from schemas.progress import Counts
-from streams.engine.runs import FAULTS_MAX, PROGRESS_EVERY_MS, ROWS_MAX, RunsEngine
+from streams.engine.inputlines import ROWS_MAX
+from streams.engine.runs import FAULTS_MAX, PROGRESS_EVERY_MS, RunsEngine
 from tests.support.given_runs import (
     COLUMN,
     PARTITIONS,

@@ -216,6 +216,7 @@ COMMAND_EXAMPLES: Mapping[str, Event] = {
     "EndedRunsDue: where it goes on": commands.EndedRunsDue(1_800_000_000_999, "run-1", "c4" * 20),
     "Misrouted": commands.Misrouted("run-1", "run-requests", b'{"type":"rows_sealed"}'),
     "Parked": commands.Parked("run-requests", 9),
+    "PartlyParked": commands.PartlyParked("receipt-completions", 9, (1, 4)),
 }
 
 #: By record prefix as well, since that is how a table knows what it holds.

@@ -15,11 +15,14 @@ from schemas.states import OPEN, OpenReceipt, TurnRecord
 from streams.engine.digest import IN_DIGEST, digests_of
 from streams.held import HeldRecords
 from streams.inbox import Delivery, Inbox
+from streams.producers import MESSAGE_BYTES_MAX
 from streams.refold import TABLES, Refold, Source, events_of, folded_in
 from streams.turn import Actor, AgentSpec, TurnNames
 from tests.support.memory import DictStore
 
 NAMES = TurnNames("app", "owner", 4)
+#: What Kafka puts around a message.
+BATCH_BYTES = 128
 PUBLIC = TABLES["runs"].public_topics
 
 
@@ -29,17 +32,27 @@ class Broker:
 
     journal: list[TurnRecord] = field(default_factory=list)
     changelog: dict[bytes, bytes] = field(default_factory=dict)
+    #: Every value by topic.
+    values: dict[str, list[bytes | None]] = field(default_factory=dict)
+    #: Key, value and headers of what went to ``dead-letters``.
+    letters: list[tuple[bytes, bytes | None, dict[str, bytes]]] = field(default_factory=list)
 
     async def publish(self, messages: Iterable[tuple[str, int, Sequence[Any]]], at_ms: int) -> dict[tuple[str, int], list[range]]:
         """Take what a turn publishes."""
         placed = {}
         for topic, partition, records in messages:
-            placed[topic, partition] = [range(at_ms, at_ms + 1)]
-            for key, value, *_ in records:
+            placed[topic, partition] = [range(at_ms, at_ms + len(records := list(records)))]
+            for key, value, headers in records:
+                size = len(key or b"") + len(value or b"") + sum(len(name) + len(said) for name, said in headers)
+                # A broker says so, too, and the worker ends.
+                assert size + BATCH_BYTES <= MESSAGE_BYTES_MAX, f"{topic}: one message of {size:,} bytes"
+                self.values.setdefault(topic, []).append(value)
                 if topic == "turns":
                     self.journal.append(msgspec.msgpack.decode(value, type=TurnRecord))
                 elif topic.endswith("-changelog"):
                     self.changelog.pop(key, None) if value is None else self.changelog.update({key: value})
+                elif topic == "dead-letters":
+                    self.letters.append((key, value, dict(headers)))
         return placed
 
     async def stop(self) -> None:
