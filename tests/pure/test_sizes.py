@@ -15,27 +15,24 @@ import msgspec
 import pytest
 
 from schemas import address, envelope
-from schemas.commands import AnswersDue, Misrouted, RecoveryEnded, RowsAppended, RunRequested
-from schemas.envelope import BYTES_MAX, EVENTS_MAX
+from schemas.commands import Misrouted, RecoveryEnded, RowsAppended, RunRequested
+from schemas.envelope import BYTES_MAX
 from schemas.events import AddedRow, Answer, CallsAnswered, Event, Fault, Mark, RowsAdded
 from schemas.plays import COLUMNS_MAX
 from schemas.progress import MapRow, OperationEvent, RunEvent
 from schemas.providers import Providers
 from schemas.requests import ROW_BYTES_MAX
-from schemas.states import OPEN, RUN, SHEET, TASK, CellStatus, RowStatus, Run, SheetRow, Task
+from schemas.states import RUN, SHEET, TASK, CellStatus, RowStatus, Run, SheetRow, Task
 from streams.agents import sizes
-from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.engine import inputlines, rowsize
-from streams.engine.answers import CALLERS_MAX, CALLERS_MIN, COPIES_BYTES_MAX
 from streams.errors import InputError, PaidonceError
 from streams.inbox import Delivery, Inbox
 from streams.producers import MESSAGE_BYTES_MAX
 from streams.submission import Submission
 from streams.tools.results import OUTPUT_BYTES_MAX
 from streams.turn import JUDGED_BYTES_MAX, JUDGEMENT_BYTES_MAX, Actor
-from tests.support import given as g
 from tests.support import given_rows as rows
 from tests.support.line import NAMES, Line
 
@@ -363,73 +360,6 @@ def test_S2_the_largest_row_with_a_thousand_cells_and_a_long_fault_fits() -> Non
     assert max(map(len, table.reader.data.values())) < MESSAGE_BYTES_MAX - 4_096
     sheet = next(msgspec.msgpack.decode(value, type=SheetRow) for name, value in table.reader.scan(SHEET))
     assert sheet.status is RowStatus.FAILED
-
-
-# --- what an answer grows to --------------------------------------------------------------------------------
-
-
-def test_S2_the_largest_answer_reaches_a_thousand_callers() -> None:
-    """S2: the callers' names stand beside the value, and made an event of more than 8 MiB of it."""
-    answered, pages = told_all(OUTPUT_BYTES_MAX, callers=40, names="r" * 40)
-    assert [len(page) for page in pages] == [CALLERS_MIN] * 5
-    assert answered == 40
-
-
-@pytest.mark.parametrize(("size", "page"), [(2, CALLERS_MAX), (30_000, CALLERS_MAX), (1 << 20, 32), (5 << 20, CALLERS_MIN)])
-def test_S2_so_many_callers_are_told_at_a_time_that_their_rows_can_be_written(size: int, page: int) -> None:
-    """S2: a thousand rows that wait for one page of 1 MiB made 2 GB of records and messages in one turn of ``rows``."""
-    answered, pages = told_all(size, callers=1_500)
-    assert len(pages[0]) == page
-    assert page * size <= max(COPIES_BYTES_MAX, CALLERS_MIN * size)
-    assert answered == 1_500
-
-
-def test_S1_R4_callers_that_are_told_in_later_turns_hear_of_a_value_though_its_owner_goes_away() -> None:
-    """S1, R4: the next page was a timer in the process alone, and the receipt was closed with the first: after a crash between two
-    pages nobody told the others, and their rows waited for ever.
-    """
-    line = Line(receipts_agent())
-    asked = [line.put_events("tool-requests", *[g.request(f"c{number:02}") for number in range(3 * CALLERS_MIN)])]
-    claimed = [line.put_events("receipt-claims", g.claim(1, "L1"))]
-    value = [line.put_events("receipt-completions", g.value(1, text_of(5 << 20).decode()))]
-
-    async def owners() -> list[int]:
-        await line.owner(([], asked), ([], claimed), ([], value))
-        told = [len(told_by(line))]
-        for _ in range(3):
-            await line.owner()
-            told.append(len(told_by(line)))
-        return told
-
-    assert asyncio.run(owners()) == [8, 16, 24, 24]
-    assert sorted(told_by(line)) == [f"c{number:02}" for number in range(24)]
-    assert not list(line.store.scan(OPEN))
-    line.check()
-
-
-def told_by(line: Line) -> list[str]:
-    headers = envelope.headers_of("tool-results")
-    events = [event for part in line.broker.values["tool-results"] for event in envelope.unpack("tool-results", part, headers)]
-    return [call for event in events if isinstance(event, CallsAnswered) for call, _ in event.calls]
-
-
-def told_all(size: int, *, callers: int, names: str = "") -> tuple[int, list[list[str]]]:
-    """How many callers hear of a value of so many bytes, and whom each event tells: of all partitions one."""
-    line = Line(receipts_agent())
-    calls = [f"{names}{number:040}:k:email-check" for number in range(callers)]
-    requests = [g.request(call, run="run") for call in calls]
-    asked = [line.put_events("tool-requests", *requests[start : start + EVENTS_MAX]) for start in range(0, callers, EVENTS_MAX)]
-    turns: list[tuple[list[Event], list[Delivery]]] = [([], asked), ([], [line.put_events("receipt-claims", g.claim(1, "L1"))])]
-    turns.append(([], [line.put_events("receipt-completions", g.value(1, text_of(size).decode()))]))
-    # Each page asks for the next; one that finds nobody is no turn.
-    turns += [([AnswersDue(g.R, "")], [])] * (callers // CALLERS_MIN)
-    asyncio.run(line.owner(*turns))
-    line.check()
-    headers = envelope.headers_of("tool-results")
-    events = [event for part in line.broker.values["tool-results"] for event in envelope.unpack("tool-results", part, headers)]
-    pages = [[call for call, _ in event.calls] for event in events if isinstance(event, CallsAnswered)]
-    assert sorted(call for page in pages for call in page) == calls
-    return sum(map(len, pages)), pages
 
 
 def test_a_judgement_is_what_it_was() -> None:
