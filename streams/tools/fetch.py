@@ -22,7 +22,7 @@ from schemas.providers import Providers
 from streams.engine.retries import Kind, parse_retry_after, rule
 from streams.errors import PaidonceError
 from streams.tools.addresses import why_not_host
-from streams.tools.asking import PORTS, Ask, Trip, Unfit, asked, reparsed
+from streams.tools.asking import PORTS, Ask, Trip, Unfit, asked, host_of, reparsed
 from streams.tools.connections import (
     CONNECT_SECONDS_MAX,
     AnswerLost,
@@ -156,7 +156,7 @@ class FetchCaller:
         """Raise ``Unfit`` for a URL that may not be asked, as far as can be told without resolving its name (F4)."""
         if _origin(url) in self._settings.allow:
             return
-        reason = why_not_host(url.host)
+        reason = why_not_host(host_of(url))
         if reason is not None:
             raise Unfit("unsafe_url", f"its host is {reason}, and only the public internet and allowed origins may be asked")
 
@@ -278,7 +278,7 @@ def _later(response: Reply, safe: bool, now: float) -> NotDone | None:
 
 
 def _origin(url: httpx.URL) -> str:
-    return origin_of(url.scheme, url.host, url.port or PORTS[url.scheme])
+    return origin_of(url.scheme, host_of(url), url.port or PORTS[url.scheme])
 
 
 def _times(trip: Trip) -> str:

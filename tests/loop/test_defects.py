@@ -12,9 +12,11 @@ from schemas.providers import Providers
 from streams.engine.compile import lane_of
 from streams.errors import StateError
 from streams.guarded import Guarded
+from streams.tools.dialing import Dialing
 from streams.tools.fetch import FetchCaller
 from streams.tools.port import Answered, CallMember, CallReport, JobUnderWay, ProviderCall
 from tests.support.dispatch import World, story, told
+from tests.support.resolving import Scripted
 from tests.support.scripted_caller import ScriptedCaller, raises
 
 DEFECT = Fault("defect", "p.{}: a defect in what calls it: RuntimeError; the worker's log has its traceback")
@@ -119,7 +121,7 @@ async def test_B11_a_cancelled_call_is_cancelled() -> None:
 @story()
 async def test_F4_B11_a_row_with_a_name_that_is_none_fails_alone_and_ends_no_worker(it: World) -> None:
     """``http://xn--a/`` in one row ended every worker: the libraries raise their own errors where such a name is made readable."""
-    fetch = FetchCaller(Providers(), environment={})
+    fetch = FetchCaller(Providers(), environment={}, dialing=Dialing(resolver=lambda: Scripted({})))
     it.caller.scripts.extend([fetch.call] * 9)
     lane = lane_of("org", "fetch")
     for receipt, host in (("a", "xn--a"), ("b", "x" * 64 + ".com"), ("c", "a..b")):
