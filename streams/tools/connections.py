@@ -135,6 +135,7 @@ class Connections:
         self, *, headers: Mapping[str, str], connections_max: int, tls: ssl.SSLContext | None, dialing: Dialing | None = None
     ) -> None:
         self._headers = headers
+        #: 0: as many as there are calls.
         self._connections_max = connections_max
         self._tls = tls
         #: Which addresses may be dialled; ``None``: any, for whoever named the host is trusted.
