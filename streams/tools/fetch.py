@@ -35,7 +35,8 @@ from streams.tools.dialing import Dialing, UnsafeAddress
 from streams.tools.pages import Page, outcome_of
 from streams.tools.phases import Late, within
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
-from streams.tools.secrets import excerpt, redact, resolve, resolve_all
+from streams.tools.secrets import excerpt, resolve, resolve_all
+from streams.tools.spellings import redact
 
 #: Times that a request is sent which changes nothing where it arrives (F3) ...
 TRIES_MAX: Final = 3

@@ -41,7 +41,8 @@ from streams.tools.jobs import ended, fetched, job_path, submitted, under_way
 from streams.tools.phases import Late, within
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, error_code, query_of, single_outcome, split, steps_of, withheld
-from streams.tools.secrets import carries, excerpt, redact, resolve_all
+from streams.tools.secrets import excerpt, resolve_all
+from streams.tools.spellings import carries, redact
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
 EXPLANATION_SECONDS: Final = 2.0
@@ -304,8 +305,7 @@ class HttpCaller:
                 async with asyncio.timeout(EXPLANATION_SECONDS):
                     answer.body = await read_beginning(response, TEXT_BYTES_MAX)
         finally:
-            # With the connection, unless the body was read to its end.
-            response.close()
+            response.close()  # with the connection, unless the body was read to its end
 
     def _told(self, tool: _Tool, where: str, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutcome, ...]:
         """The outcomes with faults for people: tool and place, then the provider's own words, cut and without secrets."""

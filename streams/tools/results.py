@@ -17,7 +17,7 @@ from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
-from streams.tools.secrets import carries
+from streams.tools.spellings import carries
 
 #: A path into JSON as its steps; empty for the whole.
 Steps: TypeAlias = tuple[str, ...]
