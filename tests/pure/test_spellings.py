@@ -1,4 +1,4 @@
-"""A secret is a secret however a text spells it: `streams.tools.spellings`, and the values that are made of such texts (F5, R10)."""
+"""A secret is one however a text spells it: `streams.tools.spellings`, and the values that are made of such texts (F5, R10)."""
 
 from __future__ import annotations
 
