@@ -289,9 +289,11 @@ def _said(error: BaseException) -> MemberOutcome:
         case NotDone():
             code, message = getattr(error, "code", "not_done"), getattr(error, "message", type(error).__name__)
             wait = getattr(error, "retry_after_seconds", None)
-            usable = isinstance(wait, int | float) and wait >= 0  # NaN is not
-            # First cut, then made a float: an int may be larger than any float.
-            seconds = float(min(wait, RETRY_AFTER_MAX_SECONDS)) if usable else None
+            seconds = None
+            if (
+                isinstance(wait, int | float) and wait >= 0
+            ):  # NaN is not; and an int may be larger than any float, so it is cut first
+                seconds = float(min(wait, RETRY_AFTER_MAX_SECONDS))
             return port.NotDone(Fault(str(code), str(message), repairable=True), seconds)
         case _:
             return _raised(error)
