@@ -1,4 +1,4 @@
-"""A defect in what calls a provider: one doubt, loud, and no end of the worker (B11)."""
+"""What a call ends with that no provider means: a defect in what calls it (B11), and an answer that nobody may keep (R10)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from streams.guarded import Guarded
 from streams.tools.dialing import Dialing
 from streams.tools.fetch import FetchCaller
 from streams.tools.port import Answered, CallMember, CallReport, JobUnderWay, ProviderCall
+from streams.tools.results import withheld
 from tests.support.dispatch import World, story, told
 from tests.support.resolving import Scripted
 from tests.support.scripted_caller import ScriptedCaller, raises
@@ -116,6 +117,21 @@ async def test_B11_a_cancelled_call_is_cancelled() -> None:
     caller.scripts.append(gone)
     with pytest.raises(asyncio.CancelledError):
         await Guarded(caller).call(ProviderCall("p.t", (CallMember("r", b"{}"),), False, "key", "request"))
+
+
+@story()
+async def test_R10_an_answer_that_can_never_be_kept_is_paid_for_once_whatever_its_tool_allows(it: World) -> None:
+    """A tool that may be repeated was called ``attempts_max`` times for a result that no receipt may hold."""
+
+    def leaks(call: ProviderCall) -> CallReport:
+        outcome = withheld(b'"sk-very-secret"', ["sk-very-secret"])
+        assert outcome is not None
+        return CallReport((outcome,) * len(call.members))
+
+    it.caller.scripts.extend([leaks] * 9)
+    await it.asks("a", "key")
+    await it.turns(30.0, every=0.2)
+    assert (len(it.caller.calls), told(it)) == (1, [("a", "unknown")])
 
 
 @story()
