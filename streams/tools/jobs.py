@@ -90,7 +90,7 @@ def of_job(outcome: MemberOutcome) -> MemberOutcome:
 
 
 def _trouble(outcome: Refused | NotDone | Doubtful, status: int) -> MemberOutcome | None:
-    if isinstance(outcome, Doubtful) and (outcome.used_up or outcome.fault.code in _UNKEEPABLE):
+    if isinstance(outcome, Doubtful) and outcome.fault.code in _UNKEEPABLE:
         return Doubtful(outcome.fault, used_up=True)
     if not isinstance(outcome, Refused):
         return None

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from schemas.canonical import InvalidJson, UncanonicalValue, dump_json, parse_json
+from schemas.canonical import InvalidJson, dump_json, parse_json
 from schemas.events import Fault
 from schemas.providers import Provider, Providers, Reconcile, Tool
 from streams.tools.connections import CONNECT_SECONDS_MAX, AnswerLost, BadAnswer, Connections, NothingSent, read_body
@@ -132,10 +132,7 @@ class HttpLookUp:
             return self._no_word(
                 tool, "bad_response", f"{word!r:.80} at {reconcile.status!r} is none of the words of the providers file"
             )
-        try:
-            lost = dump_json(value_at(answer, steps_of(reconcile.answer)))
-        except UncanonicalValue as error:
-            return self._no_word(tool, "bad_response", f"the answer cannot be kept: {error.reason}")
+        lost = dump_json(value_at(answer, steps_of(reconcile.answer)))
         if len(members) > 1 and form.batch is not None:
             outcomes = split(form.batch, members, lost)
         else:

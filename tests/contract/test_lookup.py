@@ -16,7 +16,6 @@ from streams.sandbox import Fault, FaultKind, Sandbox
 from streams.tools.http import HttpCaller
 from streams.tools.lookup import Absent, Found, HttpLookUp, NoWord, Pending, Word
 from streams.tools.port import Answered, CallMember, Doubtful, ProviderCall
-from tests.support.raw_server import sends, serving, whole
 
 SECRET = "sk-very-secret"
 BATCH = {"path": "/v1/email/check/batch", "size_max": 100, "match_key": "id"}
@@ -134,18 +133,6 @@ async def test_R10_a_found_value_that_carries_a_secret_is_not_taken() -> None:
     (outcome,) = word.outcomes
     assert isinstance(outcome, Doubtful)
     assert outcome.fault.code == "secret_in_output"
-
-
-async def test_U3_a_found_answer_that_no_receipt_can_carry_settles_nothing() -> None:
-    """It raised the error of whoever writes canonical JSON, and the look-ups of that receipt ended without a word."""
-    answer = b'{"status":"done","answer":%s}' % (b"[" * 250 + b"]" * 250)
-    async with serving(sends(whole(answer))) as server:
-        look_up = HttpLookUp(providers_of(server.url, {"path": "/x/{key}"}), environment={"KEY": SECRET})
-        word = await look_up.ask("p.t", "key-1", members_of("a@example.com"))
-        await look_up.close()
-    assert isinstance(word, NoWord)
-    assert word.fault.code == "bad_response"
-    assert "nested deeper than 200 levels" in word.fault.message
 
 
 @pytest.mark.parametrize(
