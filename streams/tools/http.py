@@ -275,7 +275,7 @@ class HttpCaller:
         except AnswerLost as error:
             outcomes = (Doubtful(Fault("answer_lost", f"the connection broke before the answer was whole: {error}")),)
         except BadAnswer as error:
-            outcomes = (Doubtful(Fault("bad_response", str(error))),)
+            outcomes = (Doubtful(Fault("bad_response", str(error)), error.used_up),)
         if answer.rule is None:
             return self._told(tool, request.target.place, outcomes) * len(call.members)
         if answer.is_no:  # a no stays a no, also where its explanation was cut off

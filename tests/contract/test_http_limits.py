@@ -12,6 +12,7 @@ from streams.tools.http import HttpCaller
 from streams.tools.port import Answered, CallMember, Doubtful, NotDone, ProviderCall, Refused
 from streams.tools.results import QUERY_BYTES_MAX
 from tests.support.raw_server import (
+    CAP_BYTES,
     DEADLINE_SECONDS,
     FINE,
     Serve,
@@ -104,6 +105,16 @@ async def test_G1_P5_one_organisations_calls_leave_anothers_their_connections() 
         reports = await asyncio.gather(caller.call(call_of()), caller.call(call_of()))
         await caller.close()
     assert [report.outcomes for report in reports] == [(Answered(b'{"fine":1}'),)] * 2
+
+
+async def test_R10_an_answer_that_is_larger_than_anybody_holds_is_not_paid_for_again() -> None:
+    """``freely`` called ``attempts_max`` times for it; what is merely spoilt is another matter, and may come whole the next time."""
+    large, spoilt = whole(b'"' + b"x" * CAP_BYTES + b'"'), whole(b"{}", "Content-Encoding: gzip")
+    for answer, used_up in ((large, True), (spoilt, None)):
+        async with serving(sends(answer)) as server, calling(server) as caller:
+            [outcome] = (await caller.call(call_of())).outcomes
+        assert isinstance(outcome, Doubtful)
+        assert (outcome.fault.code, outcome.used_up) == ("bad_response", used_up)
 
 
 async def test_U4_a_get_whose_input_is_too_large_for_a_url_is_refused_and_not_unknown() -> None:
