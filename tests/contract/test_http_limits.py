@@ -108,7 +108,7 @@ async def test_G1_P5_one_organisations_calls_leave_anothers_their_connections() 
 
 
 async def test_R10_an_answer_that_is_larger_than_anybody_holds_is_not_paid_for_again() -> None:
-    """``freely`` called ``attempts_max`` times for it; what is merely spoilt is another matter, and may come whole the next time."""
+    """``freely`` called ``attempts_max`` times for it; what is merely spoilt may come whole the next time."""
     large, spoilt = whole(b'"' + b"x" * CAP_BYTES + b'"'), whole(b"{}", "Content-Encoding: gzip")
     for answer, used_up in ((large, True), (spoilt, None)):
         async with serving(sends(answer)) as server, calling(server) as caller:
