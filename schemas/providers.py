@@ -177,6 +177,10 @@ class Tool(_Terms):
     batch: BatchForm | None = None
     reconcile: Reconcile | None = None
     job: JobForm | None = None
+    #: Limits of a request's phases (P5): until its headers are there, and from then until its body is. Absent: only
+    #: ``timeout_seconds`` limits them, which always limits them together.
+    headers_seconds: float | None = Field(default=None, gt=0)
+    body_seconds: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _job_is_of_one(self) -> Self:

@@ -36,6 +36,7 @@ from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
 from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError
+from streams.guarded import Guarded
 from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
@@ -114,7 +115,7 @@ class Calls:
     ) -> None:
         self._settings = settings
         self._providers = providers
-        self._caller = caller
+        self._caller = caller = Guarded(caller)
         self._settlement = settlement
         self._slot = slot
         self._may_send = may_send

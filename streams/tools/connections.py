@@ -50,6 +50,15 @@ class AnswerLost(PaidonceError):
 class BadAnswer(PaidonceError):
     """The answer is too large or cannot be decoded."""
 
+    #: Whether asking again is of no use (see ``Doubtful``).
+    used_up: bool | None = None
+
+
+class TooLarge(BadAnswer):
+    """It is larger than anybody here would hold, and so would the next one be."""
+
+    used_up = True
+
 
 class _Connector(aiohttp.TCPConnector):
     """A pool whose failures prove that nothing was sent, and that gives out no connection on which something was already said.
@@ -136,6 +145,7 @@ class Connections:
         self, *, headers: Mapping[str, str], connections_max: int, tls: ssl.SSLContext | None, dialing: Dialing | None = None
     ) -> None:
         self._headers = headers
+        #: 0: as many as there are calls.
         self._connections_max = connections_max
         self._tls = tls
         #: Which addresses may be dialled; ``None``: any, for whoever named the host is trusted.
@@ -212,10 +222,10 @@ def header_values(response: Reply, name: bytes) -> list[str]:
 
 
 async def read_body(response: Reply, bytes_max: int) -> bytes:
-    """The whole body, decoded, of at most ``bytes_max`` bytes; raises ``BadAnswer`` or ``AnswerLost``."""
+    """The whole body, decoded, of at most ``bytes_max`` bytes; raises ``TooLarge``, ``BadAnswer`` or ``AnswerLost``."""
     body, whole = await _read(response, bytes_max)
     if not whole:
-        raise BadAnswer(f"the answer is larger than {bytes_max} bytes")
+        raise TooLarge(f"the answer is larger than {bytes_max} bytes")
     return body
 
 

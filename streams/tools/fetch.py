@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import httpx
@@ -20,9 +19,8 @@ from schemas.events import Fault
 from schemas.fetch import FETCH, SAFE_METHODS
 from schemas.providers import Providers
 from streams.engine.retries import Kind, parse_retry_after, rule
-from streams.errors import PaidonceError
 from streams.tools.addresses import why_not_host
-from streams.tools.asking import PORTS, Ask, Trip, Unfit, asked, reparsed
+from streams.tools.asking import PORTS, Ask, Trip, Unfit, asked, host_of, reparsed
 from streams.tools.connections import (
     CONNECT_SECONDS_MAX,
     AnswerLost,
@@ -35,8 +33,10 @@ from streams.tools.connections import (
 )
 from streams.tools.dialing import Dialing, UnsafeAddress
 from streams.tools.pages import Page, outcome_of
+from streams.tools.phases import Late, within
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
-from streams.tools.secrets import excerpt, redact, resolve, resolve_all
+from streams.tools.secrets import excerpt, resolve, resolve_all
+from streams.tools.spellings import redact
 
 #: Times that a request is sent which changes nothing where it arrives (F3) ...
 TRIES_MAX: Final = 3
@@ -51,10 +51,6 @@ _NOT_ACTED_ON: Final = frozenset((307, 308))
 #: Of a request that changes nothing these say only that the server is in trouble now; a receipt of that would outlast it.
 _TEMPORARY: Final = frozenset((408, 500, 502, 503, 504))
 _HEADERS: Final[dict[str, str]] = {"Accept": "*/*", "Accept-Encoding": "gzip", "User-Agent": "paidonce"}
-
-
-class _Late(PaidonceError):
-    """A limit of time is over; the message names phase and limit."""
 
 
 class FetchCaller:
@@ -156,14 +152,14 @@ class FetchCaller:
         """Raise ``Unfit`` for a URL that may not be asked, as far as can be told without resolving its name (F4)."""
         if _origin(url) in self._settings.allow:
             return
-        reason = why_not_host(url.host)
+        reason = why_not_host(host_of(url))
         if reason is not None:
             raise Unfit("unsafe_url", f"its host is {reason}, and only the public internet and allowed origins may be asked")
 
     async def _travelled(self, trip: Trip) -> Page | NotDone | Fault:
         """Where the trip ends: a page, a server that wants to be asked later, or what went wrong."""
         try:
-            async with _within("total", self._total_seconds):
+            async with within("total", self._total_seconds):
                 while True:
                     found = await self._tried(trip)
                     if found is not None:
@@ -172,7 +168,7 @@ class FetchCaller:
             return error.fault
         except UnsafeAddress as error:
             return Fault("unsafe_url", str(error))
-        except _Late as error:
+        except Late as error:
             return Fault("deadline", str(error), repairable=True)
         except NothingSent as error:
             return Fault("unreachable", f"no connection: {error}{_times(trip)}", repairable=True)
@@ -200,7 +196,7 @@ class FetchCaller:
         headers = [(name.encode(), value.encode()) for name, value in trip.headers.items()]
         trip.in_doubt = before or not safe
         try:
-            async with _within("headers", self._settings.headers_seconds):
+            async with within("headers", self._settings.headers_seconds):
                 response = await connections.send(trip.method, trip.url, headers, trip.body, self._connect_seconds)
         except (NothingSent, UnsafeAddress):
             trip.in_doubt = before
@@ -219,7 +215,7 @@ class FetchCaller:
                 return later
             body = b""
             if trip.method != "HEAD":
-                async with _within("body", self._settings.body_seconds):
+                async with within("body", self._settings.body_seconds):
                     body = await read_beginning(response, self._settings.body_bytes_max + 1)
             if len(body) > self._settings.body_bytes_max:
                 raise Unfit("too_large", f"the body has more than {self._settings.body_bytes_max:,} bytes (fetch.body_bytes_max)")
@@ -256,16 +252,6 @@ class FetchCaller:
                 return Doubtful(told)
 
 
-@asynccontextmanager
-async def _within(phase: str, seconds: float) -> AsyncIterator[None]:
-    """Raise ``_Late`` naming phase and limit where what is inside takes longer."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise _Late(f"{phase}: not done within {seconds:g} s") from error
-
-
 def _later(response: Reply, safe: bool, now: float) -> NotDone | None:
     """What to do about an answer that only says that the server cannot answer now."""
     status = response.status_code
@@ -278,7 +264,7 @@ def _later(response: Reply, safe: bool, now: float) -> NotDone | None:
 
 
 def _origin(url: httpx.URL) -> str:
-    return origin_of(url.scheme, url.host, url.port or PORTS[url.scheme])
+    return origin_of(url.scheme, host_of(url), url.port or PORTS[url.scheme])
 
 
 def _times(trip: Trip) -> str:

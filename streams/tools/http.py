@@ -13,7 +13,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never
 from urllib.parse import quote
 
@@ -38,13 +38,14 @@ from streams.tools.connections import (
     read_body,
 )
 from streams.tools.jobs import ended, fetched, job_path, submitted, under_way
+from streams.tools.phases import Late, within
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, error_code, query_of, single_outcome, split, steps_of, withheld
-from streams.tools.secrets import carries, excerpt, redact, resolve_all
+from streams.tools.secrets import excerpt, resolve_all
+from streams.tools.spellings import carries, redact
 
 #: How long the explanation of a no may take to arrive. The no itself is known by then, and a slot is held meanwhile.
 EXPLANATION_SECONDS: Final = 2.0
-
 #: Runs that one header names.
 RUNS_MAX: Final = 8
 
@@ -85,6 +86,8 @@ class _Tool:
     receipt_header: bytes | None
     seconds: float
     connect_seconds: float
+    headers_seconds: float | None
+    body_seconds: float | None
     repeat: Repeat
     connections: Connections
     #: How its jobs are asked for, and where; ``None``: its calls end with their answers.
@@ -103,6 +106,8 @@ class _Request:
     url: httpx.URL
     headers: list[_Header]
     body: bytes
+    #: Members of a batch whose inputs could not go into the body, by place.
+    refused: Mapping[int, Refused] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -125,7 +130,9 @@ class HttpCaller:
 
     ``environment`` is where ``env:`` secrets are looked up, all of them at once. An answer may have at most
     ``response_bytes_max`` bytes once decoded; no call takes longer than its tool's time or ``call_seconds``, all included.
-    ``tls`` is for providers that need other certificates than the usual ones; ``now`` is Unix time, for a Retry-After date.
+    ``connections_max`` limits a provider's connections; 0: only its lanes do, each of which is one organisation's and must not
+    wait here for another's calls (G1). ``tls`` is for providers that need other certificates than the usual ones; ``now`` is Unix
+    time, for a Retry-After date.
     Raises ``ConfigurationError`` for a missing secret and for what could not be called.
     """
 
@@ -136,6 +143,7 @@ class HttpCaller:
         environment: Mapping[str, str],
         response_bytes_max: int = 64 << 20,
         call_seconds: float = 900.0,
+        connections_max: int = 0,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -143,8 +151,7 @@ class HttpCaller:
         self._secrets = tuple(secrets.values())
         self._response_bytes_max = response_bytes_max
         self._now = now
-        self._closed = False
-        self._connections: list[Connections] = []
+        self._closed, self._connections = False, list[Connections]()
         self._tools: dict[str, _Tool] = {}
         for provider_name, provider in providers.providers.items():
             if not isinstance(provider, Provider):
@@ -152,7 +159,7 @@ class HttpCaller:
             if tls is None and provider.base_url.scheme == "https":
                 tls = httpx.create_ssl_context()  # once, for it takes 50 ms
             headers = fixed_headers(provider_name, provider, secrets)
-            connections = Connections(headers=headers, connections_max=provider.pace.ceiling, tls=tls)
+            connections = Connections(headers=headers, connections_max=connections_max, tls=tls)
             self._connections.append(connections)
             for tool_name, form in provider.tools.items():
                 name = f"{provider_name}.{tool_name}"
@@ -177,7 +184,9 @@ class HttpCaller:
             receipt_header=provider.receipt_header.encode() if provider.receipt_header else None,
             seconds=seconds,
             # Half at most, so that it ends before the whole time does: then it is proven that nothing was sent.
-            connect_seconds=min(CONNECT_SECONDS_MAX, seconds / 2),
+            connect_seconds=min(CONNECT_SECONDS_MAX, seconds / 2, (form.headers_seconds or seconds) / 2),
+            headers_seconds=form.headers_seconds,
+            body_seconds=form.body_seconds,
             repeat=form.repeat,
             connections=connections,
             job=form.job,
@@ -211,6 +220,9 @@ class HttpCaller:
         started = time.monotonic()
         steps = tool.result if tool.job is None else steps_of(tool.job.id)
         outcomes = await self._outcomes(tool, call, request, answer, steps)
+        if request.refused:
+            unsent = dict(zip(request.refused, self._told(tool, "not sent", tuple(request.refused.values())), strict=True))
+            outcomes = tuple([unsent.get(place, outcome) for place, outcome in enumerate(outcomes)])
         pause = answer.retry_after_seconds if answer.is_no else None
         report = CallReport(outcomes, pause, time.monotonic() - started)
         return report if tool.job is None else submitted(tool.job, outcomes[0], report)
@@ -256,11 +268,14 @@ class HttpCaller:
         except NothingSent as error:
             outcomes = (NotDone(Fault("unreachable", f"nothing was sent, no connection: {error}", repairable=True)),)
         except TimeoutError:
-            outcomes = (Doubtful(Fault("deadline", f"no whole answer within {tool.seconds:g} s")),)
+            phase = "body" if answer.status else "headers"
+            outcomes = (Doubtful(Fault("deadline", f"{phase}: no whole answer within {tool.seconds:g} s")),)
+        except Late as error:
+            outcomes = (Doubtful(Fault("deadline", str(error))),)
         except AnswerLost as error:
             outcomes = (Doubtful(Fault("answer_lost", f"the connection broke before the answer was whole: {error}")),)
         except BadAnswer as error:
-            outcomes = (Doubtful(Fault("bad_response", str(error))),)
+            outcomes = (Doubtful(Fault("bad_response", str(error)), error.used_up),)
         if answer.rule is None:
             return self._told(tool, request.target.place, outcomes) * len(call.members)
         if answer.is_no:  # a no stays a no, also where its explanation was cut off
@@ -275,21 +290,22 @@ class HttpCaller:
 
     async def _exchange(self, tool: _Tool, request: _Request, answer: _Answer) -> None:
         """Send the request and note the answer as it arrives. Raises what `connections` raises, unless the answer is a no."""
-        response = await tool.connections.send(tool.method, request.url, request.headers, request.body, tool.connect_seconds)
+        async with within("headers", tool.headers_seconds):
+            response = await tool.connections.send(tool.method, request.url, request.headers, request.body, tool.connect_seconds)
         try:
             answer.status = response.status_code
             waits = [] if response.is_success else header_values(response, b"retry-after")
             answer.retry_after_seconds = parse_retry_after(waits, self._now()) if waits else None
             answer.rule = rule(answer.status, has_retry_after=answer.retry_after_seconds is not None)
             if not answer.is_no:
-                answer.body = await read_body(response, self._response_bytes_max)
+                async with within("body", tool.body_seconds):
+                    answer.body = await read_body(response, self._response_bytes_max)
                 return
             with contextlib.suppress(TimeoutError, AnswerLost, BadAnswer):
                 async with asyncio.timeout(EXPLANATION_SECONDS):
                     answer.body = await read_beginning(response, TEXT_BYTES_MAX)
         finally:
-            # With the connection, unless the body was read to its end.
-            response.close()
+            response.close()  # with the connection, unless the body was read to its end
 
     def _told(self, tool: _Tool, where: str, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutcome, ...]:
         """The outcomes with faults for people: tool and place, then the provider's own words, cut and without secrets."""
@@ -323,20 +339,18 @@ def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome,
     if tool.method != "GET":
         headers.append(_CONTENT_TYPE)
     if call.batched and tool.form is not None:
-        body = batch_body(tool.form, call.members)
-        return _Request(tool.many, tool.many.url, headers, body) if isinstance(body, bytes) else body
+        body, refused = batch_body(tool.form, call.members)
+        return tuple(refused.values()) if body is None else _Request(tool.many, tool.many.url, headers, body, refused)
     if len(call.members) != 1:
         fault = Fault("bad_call", f"{len(call.members)} inputs in one call, and this tool has no batch form", repairable=True)
         return (Refused(fault),) * len(call.members)
     member = call.members[0]
     if tool.method != "GET":
         return _Request(tool.single, tool.single.url, headers, member.input)
-    query = query_of(member)
-    if not isinstance(query, str):
+    query = query_of(member, tool.single.url.query.decode("ascii"))
+    if isinstance(query, Refused):
         return (query,)
-    own = tool.single.url.query
-    url = tool.single.url.copy_with(query=b"&".join(part for part in (own, query.encode()) if part) or None)
-    return _Request(tool.single, url, headers, b"")
+    return _Request(tool.single, tool.single.url.copy_with(query=query.encode() or None), headers, b"")
 
 
 def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:

@@ -23,8 +23,6 @@ JOB_FAILED: Final = "job_failed"
 NAME_CHARS_MAX: Final = 500
 #: Answers that say that a job is not there any more, nor its result.
 _GONE: Final = frozenset((404, 410))
-#: Results that no further question would make any better.
-_UNKEEPABLE: Final = frozenset(("too_large", "secret_in_output"))
 
 
 def job_path(template: str, job: str) -> str:
@@ -96,8 +94,9 @@ def _trouble(outcome: Refused | NotDone | Doubtful, status: int) -> MemberOutcom
 
     Also a no that seems final is one to the question: keys are rotated, and gateways are set up anew, while a job goes on.
     """
-    if isinstance(outcome, Doubtful) and outcome.fault.code in _UNKEEPABLE:
-        return Doubtful(outcome.fault, used_up=True)
+    if isinstance(outcome, Doubtful) and outcome.used_up:
+        # A result that can never be kept: no further question would make it any better.
+        return outcome
     if isinstance(outcome, Refused) and status in _GONE:
         return Doubtful(Fault("job_lost", f"the provider knows the job no more: {outcome.fault.message}"), used_up=True)
     return outcome.fault

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 from urllib.parse import quote
 
 import httpx
@@ -63,9 +63,6 @@ class LookUp(Protocol):
         ...
 
 
-_CONNECTIONS_MAX: Final = 2
-
-
 class HttpLookUp:
     """The ``LookUp`` of the HTTP tools of a providers file. Raises ``ConfigurationError`` for a missing secret."""
 
@@ -80,7 +77,8 @@ class HttpLookUp:
                 continue
             tls = httpx.create_ssl_context() if provider.base_url.scheme == "https" else None
             headers = fixed_headers(name, provider, secrets)
-            self._connections[name] = Connections(headers=headers, connections_max=_CONNECTIONS_MAX, tls=tls)
+            # No limit: a lane looks up one call at a time, and must not wait here for another organisation's.
+            self._connections[name] = Connections(headers=headers, connections_max=0, tls=tls)
             for tool_name, tool in provider.tools.items():
                 if tool.reconcile is not None:
                     self._tools[f"{name}.{tool_name}"] = provider, tool, tool.reconcile

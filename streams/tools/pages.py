@@ -16,7 +16,7 @@ from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_jso
 from schemas.events import Fault
 from streams.tools.port import Answered, MemberOutcome, Refused
 from streams.tools.results import OUTPUT_BYTES_MAX
-from streams.tools.secrets import redact
+from streams.tools.spellings import carries, redact
 
 #: The headers of an answer that are kept: what it is, and where it belongs. Cookies are nobody's business.
 KEPT_HEADERS: Final = (
@@ -70,10 +70,12 @@ def outcome_of(page: Page, secrets: Iterable[str]) -> MemberOutcome:
         text = redact(text, secrets)
         value["body"], value["base64"] = text, False
         if _JSON.fullmatch(media.partition(";")[0].strip()):
-            value.update(_json_of(text))
-    output = dump_json(value)
+            value.update(_json_of(text, secrets))
+    output = _dumped(value)
     if len(output) > OUTPUT_BYTES_MAX:
         return Refused(Fault("too_large", f"the page makes a value of {len(output):,} bytes; a receipt keeps {OUTPUT_BYTES_MAX:,}"))
+    if carries(output, secrets):  # whatever was overlooked above
+        return Refused(Fault("secret_in_output", "the page carries a secret, in a spelling that could not be hidden"))
     return Answered(output)
 
 
@@ -89,10 +91,36 @@ def text_of(body: bytes, media: str) -> str | None:
     return None if "\x00" in text else text.removeprefix("\ufeff")
 
 
-def _json_of(text: str) -> dict[str, JsonValue]:
+def _json_of(text: str, secrets: Sequence[str]) -> dict[str, JsonValue]:
+    """What stands under ``json``, and in place of the ``body`` where its text spells a secret as only a reader of JSON sees it."""
     try:
         found = parse_json(text)
-        dump_json(found)  # nested too deeply, for one: the text is kept all the same
+        plain = dump_json(found).decode()  # nested too deeply, for one: the text is kept all the same
+        if redact(plain, secrets) == plain:
+            return {"json": found}
+        found = _redacted(found, secrets)
+        return {"body": dump_json(found).decode(), "json": found}
     except (InvalidJson, UncanonicalValue):
         return {}
-    return {"json": found}
+
+
+def _redacted(value: JsonValue, secrets: Sequence[str]) -> JsonValue:
+    """The value with its texts and keys redacted; of at most as many levels as canonical JSON may have."""
+    match value:
+        case str():
+            return redact(value, secrets)
+        case list():
+            return [_redacted(item, secrets) for item in value]
+        case dict():
+            return {redact(key, secrets): _redacted(item, secrets) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _dumped(value: dict[str, JsonValue]) -> bytes:
+    """The value as JSON, without ``json`` where that can stand alone but not inside of this: it is a level deeper here."""
+    try:
+        return dump_json(value)
+    except UncanonicalValue:
+        value.pop("json", None)
+        return dump_json(value)

@@ -215,7 +215,7 @@ class PythonCaller:
             text = f"no result within {tool.seconds:g} s" if late else "it was cancelled before it had a result"
             return _doubtful("deadline" if late else "cancelled", text)
         error = task.exception()
-        return task.result() if error is None else (_said(error),)
+        return task.result() if error is None else (_raised(error),)
 
     def _ended(self, task: asyncio.Task[tuple[MemberOutcome, ...]]) -> None:
         self._running.discard(task)
@@ -241,6 +241,8 @@ async def _awaited(tool: _Tool, call: ProviderCall, inputs: tuple[JsonValue, ...
 async def _result(function: Function, argument: ToolCall | BatchCall) -> object:
     try:
         return await function(argument)
+    except (Refused, NotDone) as said:  # read in this task, as if it were returned: it may be of a class that fails at that
+        return said
     except SystemExit as error:
         raise _Exited(f"it called sys.exit({error.code!r})") from error
 
@@ -275,18 +277,31 @@ def _outcome(result: object) -> MemberOutcome:
 
 
 def _said(error: BaseException) -> MemberOutcome:
-    """What an exception says of the bill: nothing, unless it is one of ours."""
+    """What an exception says of the bill: nothing, unless it is one of ours.
+
+    A subclass of ours that sets no fields of its own, or others than text, is a no all the same. Whatever else fails while they
+    are read is the task's exception.
+    """
     match error:
         case Refused():
-            return port.Refused(Fault(error.code, error.message, error.repairable))
+            code, message = getattr(error, "code", "refused"), getattr(error, "message", type(error).__name__)
+            return port.Refused(Fault(str(code), str(message), bool(getattr(error, "repairable", False))))
         case NotDone():
-            wait = error.retry_after_seconds
-            usable = isinstance(wait, int | float) and wait >= 0  # NaN is not
-            seconds = min(float(wait), RETRY_AFTER_MAX_SECONDS) if usable and wait is not None else None
-            return port.NotDone(Fault(error.code, error.message, repairable=True), seconds)
+            code, message = getattr(error, "code", "not_done"), getattr(error, "message", type(error).__name__)
+            wait = getattr(error, "retry_after_seconds", None)
+            seconds = None
+            if (
+                isinstance(wait, int | float) and wait >= 0
+            ):  # NaN is not; and an int may be larger than any float, so it is cut first
+                seconds = float(min(wait, RETRY_AFTER_MAX_SECONDS))
+            return port.NotDone(Fault(str(code), str(message), repairable=True), seconds)
         case _:
-            # By the library, which survives an exception that cannot say what it is.
-            return Doubtful(Fault("raised", "".join(traceback.format_exception_only(error)).strip()))
+            return _raised(error)
+
+
+def _raised(error: BaseException) -> Doubtful:
+    # By the library, which survives an exception that cannot say what it is.
+    return Doubtful(Fault("raised", "".join(traceback.format_exception_only(error)).strip()))
 
 
 def _doubtful(code: str, message: str) -> tuple[MemberOutcome, ...]:

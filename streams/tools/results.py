@@ -7,7 +7,7 @@ the provider's own words; whoever makes them public hides secrets and cuts them 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -17,7 +17,7 @@ from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
-from streams.tools.secrets import carries
+from streams.tools.spellings import carries
 
 #: A path into JSON as its steps; empty for the whole.
 Steps: TypeAlias = tuple[str, ...]
@@ -27,6 +27,9 @@ TEXT_BYTES_MAX: Final = 4096
 NO_RESULT: Final = Answered(b"null")
 #: Bytes of one result: it must fit into a Kafka message, with what stands around it.
 OUTPUT_BYTES_MAX: Final = EVENT_BYTES_MAX - (64 << 10)
+
+#: Bytes of a query: more is no URL to the library that reads it, and few servers take as much.
+QUERY_BYTES_MAX: Final = 65_536
 
 # Raw keeps each field's text as it is: a number is never turned into a double and back.
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -54,10 +57,10 @@ def value_at(value: JsonValue, steps: Steps) -> JsonValue:
 # --- into the call ------------------------------------------------------------------------------------------
 
 
-def query_of(member: CallMember) -> str | Refused:
-    """The query string of a GET: the fields of a flat input, in their order; a null field is left out.
+def query_of(member: CallMember, own: str = "") -> str | Refused:
+    """The query string of a GET: the fields of a flat input, in their order, behind the path's ``own``; a null field is left out.
 
-    Refused (``bad_input``) where the input is not one object of texts, numbers and truth values.
+    Refused (``bad_input``) where the input is not one object of texts, numbers and truth values, or too large for a URL.
     """
     try:
         fields = parse_json(member.input)
@@ -71,14 +74,27 @@ def query_of(member: CallMember) -> str | Refused:
             return _bad_input(f"a GET takes its input as a query string: field {name!r:.80} is nested")
         if value is not None:
             pairs.append((name, value if isinstance(value, str) else dump_json(value)))
-    return urlencode(pairs, quote_via=quote)
+    query = "&".join(part for part in (own, urlencode(pairs, quote_via=quote)) if part)
+    if len(query) > QUERY_BYTES_MAX:
+        return _bad_input(
+            f"a GET takes its input as a query string: this one has {len(query):,} bytes, at most {QUERY_BYTES_MAX:,}"
+        )
+    return query
 
 
-def batch_body(form: BatchForm, members: tuple[CallMember, ...]) -> bytes | tuple[MemberOutcome, ...]:
+class BatchBody(NamedTuple):
+    """The body of a batch's call, and the inputs that could not go into it, by their place among the members."""
+
+    #: ``None`` where no input could.
+    body: bytes | None
+    refused: dict[int, Refused]
+
+
+def batch_body(form: BatchForm, members: tuple[CallMember, ...]) -> BatchBody:
     """The body of a batch's call, the same bytes for the same members: the key that it is sent under stands for them.
 
     With ``match_key`` each input carries its receipt in that field, in place of a field of that name of its own. An input that
-    cannot carry it is refused, and its companions are not done: outcomes instead of a body say that nothing may be sent.
+    cannot carry it is refused and left out, and its companions go without it: they share nothing with it but the moment.
     """
     inputs: list[object] = []
     refused: dict[int, Refused] = {}
@@ -90,13 +106,12 @@ def batch_body(form: BatchForm, members: tuple[CallMember, ...]) -> bytes | tupl
             inputs.append(_fields_of(member.input) | {form.match_key: member.receipt})
         except (msgspec.DecodeError, UnicodeDecodeError):
             refused[place] = _bad_input(f"in a batch an input must be an object, to take the field {form.match_key!r}")
-    if refused:
-        companion = NotDone(Fault("batch_withheld", "another member of this batch has an unusable input", repairable=True))
-        return tuple(refused.get(place, companion) for place in range(len(members)))
+    if not inputs:
+        return BatchBody(None, refused)
     body: object = inputs
     for step in reversed(steps_of(form.list_field)):
         body = {step: body}
-    return _encode(body)
+    return BatchBody(_encode(body), refused)
 
 
 def _bad_input(message: str) -> Refused:
@@ -139,8 +154,13 @@ def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tupl
 
 
 def withheld(output: bytes, secrets: Iterable[str]) -> Doubtful | None:
-    """What becomes of an output that carries a secret, which no receipt may keep (R10); ``None`` for any other."""
-    return Doubtful(Fault("secret_in_output", "the result carries a secret")) if carries(output, secrets) else None
+    """What becomes of an output that carries a secret, which no receipt may keep (R10); ``None`` for any other.
+
+    It was paid for, and what the next call brought could be kept no better: it is not repeated, whatever its tool allows.
+    """
+    if not carries(output, secrets):
+        return None
+    return Doubtful(Fault("secret_in_output", "the result carries a secret"), used_up=True)
 
 
 def mismatched(results: int, inputs: int) -> tuple[MemberOutcome, ...]:
@@ -216,16 +236,19 @@ def _parsed(body: bytes) -> JsonValue | Doubtful:
 
 
 def output_of(value: JsonValue) -> Answered | Doubtful:
-    """The outcome with a value as its output; doubtful where no receipt could keep it."""
+    """The outcome with a value as its output; doubtful where no receipt could keep it.
+
+    It is not called for again, whatever its tool allows: each call would be paid for, and bring what cannot be kept either.
+    """
     try:
         output = dump_json(value)
-        if len(output) > OUTPUT_BYTES_MAX:
-            return Doubtful(
-                Fault("too_large", f"one result has {len(output):,} bytes; a receipt keeps at most {OUTPUT_BYTES_MAX:,}")
-            )
-        return Answered(output)
     except UncanonicalValue as error:  # nested too deeply, for one: no reader of the receipt could carry it
-        return Doubtful(Fault("bad_response", f"the answer cannot be kept: {str(error)[-TEXT_BYTES_MAX:]}"))
+        fault = Fault("bad_response", f"the answer cannot be kept: {error.reason}")
+        return Doubtful(fault, used_up=True)
+    if len(output) > OUTPUT_BYTES_MAX:
+        fault = Fault("too_large", f"one result has {len(output):,} bytes; a receipt keeps at most {OUTPUT_BYTES_MAX:,}")
+        return Doubtful(fault, used_up=True)
+    return Answered(output)
 
 
 def _text(body: bytes) -> str:

@@ -5,21 +5,16 @@ Read once, by whoever builds the callers. A value never stands in an error, a lo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from schemas.providers import Provider, Providers
 from streams.errors import ConfigurationError
+from streams.tools.spellings import redact
 
 #: A provider's own words in a message: enough to understand, too little to fill a log.
 EXCERPT_CHARACTERS: Final = 200
-#: A shorter secret is found in answers by chance.
-SECRET_CHARACTERS_MIN: Final = 8
-_HIDDEN: Final = "[secret]"
 
 
 def resolve(reference: str, environment: Mapping[str, str]) -> str:
@@ -62,25 +57,6 @@ def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[st
         for name, provider in providers.providers.items()
         if isinstance(provider, Provider) and provider.auth is not None
     }
-
-
-def carries(output: bytes, secrets: Iterable[str]) -> bool:
-    """Whether a secret stands in exact JSON (R10). Short ones are not looked for: they are in everything."""
-    return any(_in_json(secret) in output for secret in secrets if len(secret) >= SECRET_CHARACTERS_MIN)
-
-
-@lru_cache(maxsize=256)
-def _in_json(secret: str) -> bytes:
-    return json.dumps(secret)[1:-1].encode()
-
-
-def redact(text: str, secrets: Iterable[str]) -> str:
-    """The text with every secret hidden, also as a URL or a JSON text would spell it."""
-    for secret in sorted(secrets, key=len, reverse=True):  # a secret may be the beginning of another
-        for spelling in {secret, quote(secret, safe=""), quote(secret), json.dumps(secret)[1:-1]}:
-            if spelling:
-                text = text.replace(spelling, _HIDDEN)
-    return text
 
 
 def excerpt(text: str, secrets: Iterable[str]) -> str:

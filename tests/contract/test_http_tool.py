@@ -25,11 +25,14 @@ SECRET = "sk-very-secret"
 BATCH = {"path": "/v1/email/check/batch", "size_max": 100, "match_key": "id"}
 
 
-def caller_of(url: str, *, secret: str = SECRET, provider: dict[str, Any] | None = None, **tool: Any) -> HttpCaller:
+def caller_of(
+    url: str, *, secret: str = SECRET, provider: dict[str, Any] | None = None, connections_max: int = 0, **tool: Any
+) -> HttpCaller:
     one = {"path": "/v1/email/check", "timeout_seconds": 30.0} | tool
     tools = {"check": one, "patient": one | {"timeout_seconds": 30.0}}
     described = {"base_url": url, "auth": {"secret": "env:KEY"}, "tools": tools} | (provider or {})
-    return HttpCaller(Providers.model_validate({"providers": {"sandbox": described}}), environment={"KEY": secret})
+    providers = Providers.model_validate({"providers": {"sandbox": described}})
+    return HttpCaller(providers, environment={"KEY": secret}, connections_max=connections_max)
 
 
 @asynccontextmanager
@@ -276,7 +279,7 @@ async def test_V3_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_the_next_call_after_a_full_speed_burst_has_its_own_answer() -> None:
-    async with opened(sandbox={"latency_ms": 1.0}, result="email", provider={"pace": {"concurrency": 50}}) as (sandbox, caller):
+    async with opened(sandbox={"latency_ms": 1.0}, result="email", connections_max=50) as (sandbox, caller):
         emails = [f"{place}@example.com" for place in range(300)]
         reports = await asyncio.gather(*[caller.call(call_of(email, key=email)) for email in emails])
         sandbox.set_settings(Settings())

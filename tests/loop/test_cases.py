@@ -95,14 +95,10 @@ async def test_case_F1_followers_of_an_owner_that_went_away_are_served_within_le
 
 
 @story()
-async def test_case_F1_followers_of_a_call_whose_parser_failed_are_served_by_the_next_owner(it: World) -> None:
+async def test_case_F1_followers_of_a_call_whose_parser_failed_are_served_by_its_repeat(it: World) -> None:
     it.caller.scripts.append(raises)
     await it.asks("a", "key", run="one")
     await it.asks("a", "key", run="two")
-    assert len(it.failures) == 1, "the worker ends, loudly"
-    it.failures.clear()
-    await it.revoked()
-    await it.returns()
     await it.turns(5.0, every=0.05)
     assert sorted(heard(it)) == [("one:a", "completed"), ("two:a", "completed")]
     assert len(it.caller.calls) == 2

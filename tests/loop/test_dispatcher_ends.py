@@ -25,7 +25,7 @@ from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
 from tests.support.dispatch import LANE, World, story, told, world
-from tests.support.scripted_caller import BUSY, LOST, NO, doubtful, not_done, raises
+from tests.support.scripted_caller import BUSY, LOST, NO, doubtful, not_done
 from tests.support.virtual_time import play
 
 # --- how calls end -----------------------------------------------------------------------------------------------------
@@ -146,17 +146,6 @@ async def test_a_tool_that_is_not_in_this_workers_file_is_refused_without_a_call
     await it.turns(0.5)
     assert it.caller.calls == []
     assert sorted(told(it)) == [("a", "failed"), ("b", "failed")]
-
-
-@story()
-async def test_B11_a_defect_in_a_caller_ends_the_worker_loudly(it: World) -> None:
-    it.caller.scripts.append(raises)
-    await it.asks("a")
-    await it.turn()
-    (failure,) = it.failures
-    assert "p.never" in str(failure)
-    assert "RuntimeError" in str(failure)
-    it.failures.clear()
 
 
 @pytest.mark.parametrize("when", ["claim", "completion"])

@@ -5,14 +5,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.canonical import JsonValue, parse_json
+from schemas.events import Ambiguous, Repeat
 from schemas.providers import BatchForm
+from streams.calls import outcome_of
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
-from streams.tools.results import batch_body, query_of, single_outcome, split, steps_of, value_at
+from streams.tools.results import (
+    OUTPUT_BYTES_MAX,
+    QUERY_BYTES_MAX,
+    batch_body,
+    query_of,
+    single_outcome,
+    split,
+    steps_of,
+    value_at,
+    withheld,
+)
 
 NO_RESULT = Answered(b"null")
 
@@ -74,24 +87,42 @@ def test_a_get_refuses_what_is_not_flat(fields: bytes) -> None:
 
 def test_B4_a_batch_carries_its_inputs_byte_for_byte() -> None:
     ones = (CallMember("r1", b'{"n":1e21,"big":18446744073709551617}'), CallMember("r2", b'"text"'))
-    assert batch_body(form(), ones) == b'{"items":[{"n":1e21,"big":18446744073709551617},"text"]}'
-    assert batch_body(form(list_field="data.list"), ones[1:]) == b'{"data":{"list":["text"]}}'
-    assert batch_body(form(list_field=""), ones[1:]) == b'["text"]'
+    assert batch_body(form(), ones) == (b'{"items":[{"n":1e21,"big":18446744073709551617},"text"]}', {})
+    assert batch_body(form(list_field="data.list"), ones[1:]) == (b'{"data":{"list":["text"]}}', {})
+    assert batch_body(form(list_field=""), ones[1:]) == (b'["text"]', {})
 
 
 def test_B4_a_correlated_batch_sets_each_receipt_and_changes_nothing_else() -> None:
     ones = (CallMember("r1", b'{"n":1e21,"id":7}'), CallMember("r2", b'{"big":18446744073709551617}'))
     body = batch_body(form(match_key="id"), ones)
-    assert body == b'{"items":[{"n":1e21,"id":"r1"},{"big":18446744073709551617,"id":"r2"}]}'
+    assert body == (b'{"items":[{"n":1e21,"id":"r1"},{"big":18446744073709551617,"id":"r2"}]}', {})
 
 
 @pytest.mark.parametrize("unusable", [b'"text"', b"[]", b"{", b'"\xff"', b'{"\xff":1}'])
-def test_an_input_that_cannot_be_correlated_is_refused_alone(unusable: bytes) -> None:
+def test_B7_an_input_that_cannot_be_correlated_is_refused_alone_and_its_companions_are_sent(unusable: bytes) -> None:
+    """The whole batch was withheld, and each time that used up a try of the others: good rows failed after five bad companions."""
     ones = (CallMember("r1", b"{}"), CallMember("r2", unusable), CallMember("r3", b"{}"))
-    outcomes = batch_body(form(match_key="id"), ones)
-    assert isinstance(outcomes, tuple)
-    assert [type(outcome) for outcome in outcomes] == [NotDone, Refused, NotDone]
-    assert [code(outcome) for outcome in outcomes] == ["batch_withheld", "bad_input", "batch_withheld"]
+    body, refused = batch_body(form(match_key="id"), ones)
+    assert body == b'{"items":[{"id":"r1"},{"id":"r3"}]}'
+    assert {place: (type(outcome), code(outcome)) for place, outcome in refused.items()} == {1: (Refused, "bad_input")}
+
+
+def test_B7_a_batch_of_nothing_but_unusable_inputs_has_no_body() -> None:
+    body, refused = batch_body(form(match_key="id"), members("r1", "r2", inputs=b"[]"))
+    assert (body, list(refused)) == (None, [0, 1])
+
+
+def test_a_get_refuses_an_input_that_is_too_large_for_a_url_and_names_both_sizes() -> None:
+    """httpx raised its own error for such a URL, though nothing had been sent (U4)."""
+    largest = query_of(CallMember("r", b'{"q":"%s"}' % (b"a" * (QUERY_BYTES_MAX - 2))))
+    assert isinstance(largest, str)
+    assert len(largest) == QUERY_BYTES_MAX
+    assert httpx.URL("http://a.example/").copy_with(query=largest.encode()).query == largest.encode()
+    for own, text in (("", b"a" * (QUERY_BYTES_MAX - 1)), ("key=1", b"a" * (QUERY_BYTES_MAX - 7)), ("", b"/" * 30_000)):
+        refused = query_of(CallMember("r", b'{"q":"%s"}' % text), own)
+        assert isinstance(refused, Refused)
+        assert (refused.fault.code, refused.fault.repairable) == ("bad_input", False)
+    assert refused.fault.message.endswith("this one has 90,002 bytes, at most 65,536")
 
 
 # --- one answer for one ---
@@ -130,9 +161,24 @@ def test_case_E3_junk_is_doubtful_and_never_completed(body: bytes) -> None:
     assert split(form(), members("a", "b"), body) == (outcome, outcome)
 
 
-def test_what_no_receipt_could_hold_is_doubtful() -> None:
-    nested = b"[" * 250 + b"]" * 250
-    assert code(single_outcome(nested, ())) == "bad_response"
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [(b"[" * 250 + b"]" * 250, "bad_response"), (b'"' + b"x" * OUTPUT_BYTES_MAX + b'"', "too_large")],
+)
+def test_R10_what_no_receipt_could_hold_is_doubtful_and_not_paid_for_again(body: bytes, expected: str) -> None:
+    """A tool that may be repeated *freely* paid ``attempts_max`` times for an answer that can never be kept."""
+    outcome = single_outcome(body, ())
+    assert code(outcome) == expected
+    assert isinstance(outcome, Doubtful)
+    assert outcome.used_up
+    assert outcome_of(outcome, Repeat.FREELY, 1, 5, 0.0, 0.5) == Ambiguous(outcome.fault, used_up=True)
+
+
+def test_R10_a_result_with_a_secret_in_it_is_not_paid_for_again() -> None:
+    outcome = withheld(b'"sk-very-secret"', ["sk-very-secret"])
+    assert outcome is not None
+    assert outcome.used_up
+    assert outcome_of(outcome, Repeat.FREELY, 1, 5, 0.0, 0.5) == Ambiguous(outcome.fault, used_up=True)
 
 
 # --- one answer for many ---
@@ -208,8 +254,8 @@ def test_B6_by_position_nothing_is_shifted(asked: int, answered: int) -> None:
 @given(numbers=st.lists(st.integers(-(10**30), 10**30), min_size=1, max_size=5))
 def test_case_D3_integers_pass_digit_for_digit(numbers: list[int]) -> None:
     ones = tuple(CallMember(f"r{place}", b'{"n":%d}' % number) for place, number in enumerate(numbers))
-    body = batch_body(form(match_key="id"), ones)
-    assert isinstance(body, bytes)
+    body = batch_body(form(match_key="id"), ones).body
+    assert body is not None
     echoed = body.replace(b'{"items"', b'{"results"')
     assert split(form(match_key="id", result="n"), ones, echoed) == tuple(Answered(b"%d" % number) for number in numbers)
     assert parse_json(body) == json.loads(body)

@@ -9,7 +9,8 @@ import pytest
 
 from schemas.providers import Providers
 from streams.errors import ConfigurationError
-from streams.tools.secrets import EXCERPT_CHARACTERS, carries, excerpt, redact, resolve, resolve_all
+from streams.tools.secrets import EXCERPT_CHARACTERS, excerpt, resolve, resolve_all
+from streams.tools.spellings import carries, redact
 
 
 def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:

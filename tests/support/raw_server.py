@@ -135,6 +135,7 @@ async def calling(
         Providers.model_validate({"providers": {"raw": described}}),
         environment={"KEY": SECRET},
         response_bytes_max=CAP_BYTES,
+        connections_max=concurrency,
         tls=tls,
         now=lambda: NOW,
     )
