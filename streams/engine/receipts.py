@@ -183,7 +183,9 @@ class ReceiptsEngine:
             if protocol.claim(receipt, member.n, *terms):
                 won.append(member)
         if event.generation == turn.context.generation:
-            turn.claims.append(event)
+            # A copy was judged with the first, and its owner heard of that: a release now would free a call in flight.
+            if won or all(turn.receipt(member.receipt).attempts[member.n].lease != event.lease for member in event.members):
+                turn.claims.append(event)
         elif won and event.generation < turn.context.generation:
             # Nobody folded it before, so it was never granted and nothing was sent (T12).
             turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(event.lease, tuple(won)))
