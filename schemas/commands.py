@@ -30,6 +30,9 @@ class LeaseJudgedExpired(Event, frozen=True):
 
     lease: str
     members: tuple[ClaimedMember, ...]
+    #: See ``LeaseExpired``.
+    not_before_ms: int = 0
+    used_up: tuple[str, ...] = ()
 
 
 class AnswersDue(Event, frozen=True):

@@ -127,11 +127,13 @@ def release(receipt: Receipt, n: int, lease: str) -> None:
         attempt.released = True
 
 
-def expire(receipt: Receipt, n: int, lease: str) -> None:
-    """Fold an expiry; it counts only under the attempt's own lease, and a release beats it."""
+def expire(receipt: Receipt, n: int, lease: str, not_before_ms: int = 0, used_up: bool = False) -> None:
+    """Fold an expiry; it counts only under the attempt's own lease, and a release beats it. What it says of repeats stays."""
     attempt = receipt.attempts.get(n)
     if attempt is not None and attempt.lease == lease:
         attempt.expired = True
+        attempt.not_before_ms = max(attempt.not_before_ms, not_before_ms)
+        attempt.used_up = attempt.used_up or used_up
 
 
 def job_started(receipt: Receipt, n: int, lease: str, job: str) -> None:

@@ -110,15 +110,17 @@ class ReceiptsEngine:
                         turn.stirred.add(member.receipt)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseExpired():
+                used_up = frozenset(event.used_up)
                 for member in event.members:
-                    protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
+                    receipt, spent = turn.receipt(member.receipt), member.receipt in used_up
+                    protocol.expire(receipt, member.n, event.lease, event.not_before_ms, spent)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case RunClosed():
                 unknowns.run_ended(turn.records, turn.context, event.run)
             case JobStarted():
                 protocol.job_started(turn.receipt(event.receipt), event.n, event.lease, event.job)
             case LeaseJudgedExpired():
-                expired = LeaseExpired(event.lease, event.members)
+                expired = LeaseExpired(event.lease, event.members, event.not_before_ms, event.used_up)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
             case LeasesRenewed():
                 turn.outbox.effects.append(LeasesSeen(event.leases))
@@ -207,10 +209,11 @@ class ReceiptsEngine:
         attempt = protocol.end(receipt, event.n, _OUT_OF[type(outcome)])
         if attempt is not None:
             attempt.fault = outcome.fault
+            # What an expiry says stays: it may be folded on either side of this.
             if isinstance(outcome, Retry | Ambiguous):
-                attempt.not_before_ms = outcome.not_before_ms
+                attempt.not_before_ms = max(attempt.not_before_ms, outcome.not_before_ms)
             if isinstance(outcome, Ambiguous):
-                attempt.used_up = outcome.used_up
+                attempt.used_up = attempt.used_up or outcome.used_up
 
     def _value(self, turn: ReceiptsTurn, key: str, receipt: Receipt, n: int, epoch: int, output: bytes) -> None:
         digest = hashlib.blake2b(output, digest_size=16).hexdigest()

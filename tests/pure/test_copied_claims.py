@@ -1,4 +1,4 @@
-"""Copies of a claim (F2, H6): the broker may deliver one again at any time, and what was granted under it may be at the provider."""
+"""Copies of a claim (F2, H6): one may come again at any time, and what was granted under it may be at the provider."""
 
 from __future__ import annotations
 
