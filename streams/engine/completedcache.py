@@ -50,7 +50,8 @@ def keep(turn: ReceiptsTurn, key: str, own: Receipt, n: int, epoch: int, digest:
         asked = turn.records.get(ASK + key.encode(), Ask) if own.input is None else None
         if asked is not None:
             turn.records.put(ASK + own.kept_under.encode(), Ask(asked.input))
-    place = max(shared.attempts, default=0) + 1
+    # The number behind the last may be claimed already, where somebody needs one.
+    place = max(shared.attempts, default=0) + 1 + shared.open
     inline = own.attempts[n].output
     shared.attempts[place] = Attempt(epoch=kept_epoch, out=Out.VALUE, value=digest, output=inline)
     if inline is None:

@@ -361,6 +361,8 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
     if not those:
         return None
     n = last + 1
+    while n in receipt.attempts and receipt.attempts[n].out is _VALUE:
+        n += 1  # nobody claimed it (Y2), or its claim is yet to be read: a claim of it would bring no call, and count as a try
     doubtful = in_doubt(receipt, max(waiter.value_epoch for waiter in those))
     epoch = receipt.attempts[doubtful].epoch if doubtful else max(waiter.outcome_epoch for waiter in those)
     if not last:
