@@ -36,7 +36,7 @@ class LeaseJudgedExpired(Event, frozen=True):
 
 
 class AnswersDue(Event, frozen=True):
-    """A receipt has more waiters to answer than one turn takes."""
+    """A receipt has more waiters to answer than one turn takes: it goes on with the call ``after``."""
 
     receipt: str
     after: str

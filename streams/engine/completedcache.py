@@ -64,7 +64,7 @@ def keep(turn: ReceiptsTurn, key: str, own: Receipt, n: int, epoch: int, digest:
 def _asked_for(turn: ReceiptsTurn, request: ToolRequested) -> ToolRequested:
     """A full refresh takes its place among the others' now: their order is that of the requests, whichever value comes first."""
     if request.mode is Mode.FULL_REFRESH and request.refresh is not None:
-        shared = turn.receipt(request.kept_under)
+        shared = turn.receipt(request.kept_under, calm=True)
         if request.refresh not in shared.refreshes:
             shared.refreshes.append(request.refresh)
     return request

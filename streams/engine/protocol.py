@@ -306,6 +306,14 @@ def undisturbed(receipt: Receipt, stands: Standing) -> bool:
     return stands.verdict is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
 
 
+def settled(receipt: Receipt, stands: Standing) -> bool:
+    """Nobody waits: without refreshes all who stay want the same, and that is there. Says no more than ``told`` does (tested)."""
+    return not receipt.refreshes and told(receipt, _ANYBODY, stands)[0] is not _WAITING
+
+
+_ANYBODY = Waiter("", 0)
+
+
 def waiting(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[Waiter]:
     """Those that wait."""
     return [waiter for waiter in waiters if stays(waiter) and told(receipt, waiter, stands)[0] is _WAITING]
@@ -353,6 +361,8 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
         return None
     if not last and receipt.current is None:
         # Nothing was claimed and nothing is known, so all who stay wait.
+        if not receipt.refreshes:
+            return _FIRST if any(map(stays, waiters)) else None
         epoch = max([waiter.outcome_epoch for waiter in waiters if stays(waiter)], default=None)
         if epoch is None:
             return None
