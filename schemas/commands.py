@@ -30,10 +30,13 @@ class LeaseJudgedExpired(Event, frozen=True):
 
     lease: str
     members: tuple[ClaimedMember, ...]
+    #: See ``LeaseExpired``.
+    not_before_ms: int = 0
+    used_up: tuple[str, ...] = ()
 
 
 class AnswersDue(Event, frozen=True):
-    """A receipt has more waiters to answer than one turn takes."""
+    """A receipt has more waiters to answer than one turn takes: it goes on with the call ``after``."""
 
     receipt: str
     after: str

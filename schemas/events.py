@@ -235,6 +235,10 @@ class LeaseExpired(Event, frozen=True):
 
     lease: str
     members: tuple[ClaimedMember, ...]
+    #: When those that may be repeated are (Unix time, milliseconds), and receipts whose budget of repeats is spent (P2): as in
+    #: ``Ambiguous``.
+    not_before_ms: int = 0
+    used_up: tuple[str, ...] = ()
 
 
 class JobStarted(Event, frozen=True):

@@ -348,8 +348,7 @@ def outcome_of(outcome: MemberOutcome, repeat: Repeat, tries: int, tries_max: in
         case Doubtful(fault=fault, used_up=used_up):
             if used_up is not None:
                 return Ambiguous(fault, used_up=used_up)
-            if repeat is Repeat.NEVER:
-                return Ambiguous(fault)
-            if tries >= tries_max:
+            # Also where the tool may never be repeated: its receipt may be from a day on which it might (U1).
+            if repeat is Repeat.NEVER or tries >= tries_max:
                 return Ambiguous(fault, used_up=True)
             return Ambiguous(fault, int(now * 1000) + backoff_ms(tries, jitter=jitter))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from schemas.commands import LeaseJudgedExpired
 from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, Probed
 from schemas.providers import Providers
 from streams.calls import Calls, Flight
@@ -36,7 +35,7 @@ from streams.engine.port import Context, Effect
 from streams.errors import PaidonceError, StateError
 from streams.gates import Gates
 from streams.journal import AnswerJournal
-from streams.leases import LeaseWatch, steady_clock
+from streams.leases import LeaseWatch, judgement, steady_clock
 from streams.loudly import heard
 from streams.outbox import EventPublisher
 from streams.ownership import OwnedPartition
@@ -375,7 +374,7 @@ class Dispatcher(Companion):
         owned.probe = None
         for lease, members in owned.watch.run_out(partial(self._ours, owned)):
             log.warning("lease %s of %d receipts has expired", lease, len(members))
-            owned.actor.inbox.command(LeaseJudgedExpired(lease, members))
+            owned.actor.inbox.command(judgement(lease, members, owned.actor, self._providers, self.settings.attempts_max))
             owned.watch.leases[lease].seen_at = self._clock()
 
     def _say(self, topic: str, partition: int, *events: Event) -> None:

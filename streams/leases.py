@@ -6,11 +6,17 @@ folded (owner's rule 4 of the protocol): a mark of our own, read back from each 
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from schemas.commands import LeaseJudgedExpired
 from schemas.events import ClaimedMember
+from schemas.providers import Providers
+from schemas.states import RECEIPT, Receipt, record_key
+from streams.engine import lostleases
+from streams.turn import Actor
 
 #: Part of the time to live that clocks may differ by.
 MARGIN = 0.1
@@ -19,6 +25,17 @@ MARGIN = 0.1
 def steady_clock() -> float:
     """Seconds of a clock that neither steps nor stops while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def judgement(
+    lease: str, members: Sequence[ClaimedMember], actor: Actor, providers: Providers, tries_max: int
+) -> LeaseJudgedExpired:
+    """The judgement that a lease has run out, with what the owner's records say of the tries behind it."""
+    found = [actor.record_of(record_key(RECEIPT, member.receipt), Receipt) or Receipt() for member in members]
+    tool = providers.tool(found[0].tool) if found else None
+    repeat = None if tool is None else tool[1].repeat
+    lost = zip(members, found, strict=True)
+    return lostleases.judged(lease, lost, repeat, tries_max, int(time.time() * 1000), random.random())
 
 
 @dataclass(slots=True)

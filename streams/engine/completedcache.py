@@ -50,7 +50,8 @@ def keep(turn: ReceiptsTurn, key: str, own: Receipt, n: int, epoch: int, digest:
         asked = turn.records.get(ASK + key.encode(), Ask) if own.input is None else None
         if asked is not None:
             turn.records.put(ASK + own.kept_under.encode(), Ask(asked.input))
-    place = max(shared.attempts, default=0) + 1
+    # The number behind the last may be claimed already, where somebody needs one.
+    place = max(shared.attempts, default=0) + 1 + shared.open
     inline = own.attempts[n].output
     shared.attempts[place] = Attempt(epoch=kept_epoch, out=Out.VALUE, value=digest, output=inline)
     if inline is None:
@@ -63,7 +64,7 @@ def keep(turn: ReceiptsTurn, key: str, own: Receipt, n: int, epoch: int, digest:
 def _asked_for(turn: ReceiptsTurn, request: ToolRequested) -> ToolRequested:
     """A full refresh takes its place among the others' now: their order is that of the requests, whichever value comes first."""
     if request.mode is Mode.FULL_REFRESH and request.refresh is not None:
-        shared = turn.receipt(request.kept_under)
+        shared = turn.receipt(request.kept_under, calm=True)
         if request.refresh not in shared.refreshes:
             shared.refreshes.append(request.refresh)
     return request

@@ -127,11 +127,13 @@ def release(receipt: Receipt, n: int, lease: str) -> None:
         attempt.released = True
 
 
-def expire(receipt: Receipt, n: int, lease: str) -> None:
-    """Fold an expiry; it counts only under the attempt's own lease, and a release beats it."""
+def expire(receipt: Receipt, n: int, lease: str, not_before_ms: int = 0, used_up: bool = False) -> None:
+    """Fold an expiry; it counts only under the attempt's own lease, and a release beats it. What it says of repeats stays."""
     attempt = receipt.attempts.get(n)
     if attempt is not None and attempt.lease == lease:
         attempt.expired = True
+        attempt.not_before_ms = max(attempt.not_before_ms, not_before_ms)
+        attempt.used_up = attempt.used_up or used_up
 
 
 def job_started(receipt: Receipt, n: int, lease: str, job: str) -> None:
@@ -304,6 +306,14 @@ def undisturbed(receipt: Receipt, stands: Standing) -> bool:
     return stands.verdict is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
 
 
+def settled(receipt: Receipt, stands: Standing) -> bool:
+    """Nobody waits: without refreshes all who stay want the same, and that is there. Says no more than ``told`` does (tested)."""
+    return not receipt.refreshes and told(receipt, _ANYBODY, stands)[0] is not _WAITING
+
+
+_ANYBODY = Waiter("", 0)
+
+
 def waiting(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> list[Waiter]:
     """Those that wait."""
     return [waiter for waiter in waiters if stays(waiter) and told(receipt, waiter, stands)[0] is _WAITING]
@@ -351,6 +361,8 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
         return None
     if not last and receipt.current is None:
         # Nothing was claimed and nothing is known, so all who stay wait.
+        if not receipt.refreshes:
+            return _FIRST if any(map(stays, waiters)) else None
         epoch = max([waiter.outcome_epoch for waiter in waiters if stays(waiter)], default=None)
         if epoch is None:
             return None
@@ -359,6 +371,8 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
     if not those:
         return None
     n = last + 1
+    while n in receipt.attempts and receipt.attempts[n].out is _VALUE:
+        n += 1  # nobody claimed it (Y2), or its claim is yet to be read: a claim of it would bring no call, and count as a try
     doubtful = in_doubt(receipt, max(waiter.value_epoch for waiter in those))
     epoch = receipt.attempts[doubtful].epoch if doubtful else max(waiter.outcome_epoch for waiter in those)
     if not last:

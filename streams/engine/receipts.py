@@ -49,7 +49,7 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import budgets, completedcache, gates, protocol, stock, sweep, unknowns, waits
-from streams.engine.answers import CALLERS_MIN, answer, callers_max
+from streams.engine.answers import CALLERS_MAX, CALLERS_MIN, answer, callers_max
 from streams.engine.effects import ClaimFolded, KeptAside, LeaseOver, LeaseSeen, LeasesSeen, ProbeSeen, Queued, Unqueued
 from streams.engine.port import Context, Outbox, Records, Wake
 from streams.engine.protocol import Told, Verdict
@@ -69,9 +69,12 @@ _OPEN_ENTRY = OpenReceipt()
 class ReceiptsEngine:
     """The engine of the ``receipts`` table; without ``sweep`` it drops nothing by itself."""
 
-    def __init__(self, wait: waits.Waits | None = None, sweep: SweepPolicy | None = None) -> None:
+    def __init__(
+        self, wait: waits.Waits | None = None, sweep: SweepPolicy | None = None, *, answers_max: int = CALLERS_MAX
+    ) -> None:
         self._waits = wait or waits.Waits()
         self._sweep = sweep
+        self._answers_max = answers_max
 
     def turn(self, records: Records, events: Sequence[Event], outbox: Outbox, context: Context) -> None:
         """Fold all events, then answer callers, decide about claims, and tell the lanes what is needed."""
@@ -108,30 +111,34 @@ class ReceiptsEngine:
                         turn.stirred.add(member.receipt)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseExpired():
+                used_up = frozenset(event.used_up)
                 for member in event.members:
-                    protocol.expire(turn.receipt(member.receipt), member.n, event.lease)
+                    receipt, spent = turn.receipt(member.receipt), member.receipt in used_up
+                    protocol.expire(receipt, member.n, event.lease, event.not_before_ms, spent)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case RunClosed():
                 unknowns.run_ended(turn.records, turn.context, event.run)
             case JobStarted():
                 protocol.job_started(turn.receipt(event.receipt), event.n, event.lease, event.job)
             case LeaseJudgedExpired():
-                expired = LeaseExpired(event.lease, event.members)
+                expired = LeaseExpired(event.lease, event.members, event.not_before_ms, event.used_up)
                 turn.outbox.send("receipt-claims", turn.context.partition, expired)
             case LeasesRenewed():
                 turn.outbox.effects.append(LeasesSeen(event.leases))
             case CallWithdrawn():
-                withdraw(turn.records, turn.receipt(event.receipt), event)
+                withdraw(turn.records, turn.receipt(event.receipt, calm=True), event)
             case ReceiptResolved():
                 self._resolve(turn, event)
             case Probed():
                 turn.outbox.effects.append(ProbeSeen(event.probe))
             case AnswersDue():
-                turn.receipt(event.receipt)
+                turn.receipt(event.receipt, calm=True)
+                turn.page(event.receipt, event.after)
             case WaitsDue():
                 waits.end(turn.records, turn.outbox, turn.context, event, turn.receipt(event.receipt))
             case RecoveryEnded():
                 turn.stock |= stock.take(turn.records, turn.outbox, turn.context)
+                turn.for_all.update(turn.stock)
                 self._waits.resume(turn.records, turn.outbox)
                 if self._sweep is not None:
                     turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
@@ -141,7 +148,7 @@ class ReceiptsEngine:
     def _request(self, turn: ReceiptsTurn, event: ToolRequested) -> None:
         if event.kept_under:
             event = completedcache.placed(turn, event)
-        receipt = turn.receipt(event.receipt)
+        receipt = turn.receipt(event.receipt, calm=True)
         if event.call in receipt.waiters:
             return
         inline = len(receipt.waiters) < WAITERS_INLINE
@@ -168,6 +175,7 @@ class ReceiptsEngine:
         else:
             receipt.overflow += 1
             turn.records.put(overflow_key, waiter)
+            turn.newcomers.setdefault(event.receipt, {})[event.call] = waiter
 
     def _claim(self, turn: ReceiptsTurn, event: BatchClaimed) -> None:
         payload = event.payload or event.members
@@ -181,7 +189,9 @@ class ReceiptsEngine:
             if protocol.claim(receipt, member.n, *terms):
                 won.append(member)
         if event.generation == turn.context.generation:
-            turn.claims.append(event)
+            # A copy was judged with the first, and its owner heard of that: a release now would free a call in flight.
+            if won or all(turn.receipt(member.receipt).attempts[member.n].lease != event.lease for member in event.members):
+                turn.claims.append(event)
         elif won and event.generation < turn.context.generation:
             # Nobody folded it before, so it was never granted and nothing was sent (T12).
             turn.outbox.send("receipt-claims", turn.context.partition, LeaseReleased(event.lease, tuple(won)))
@@ -203,12 +213,13 @@ class ReceiptsEngine:
         attempt = protocol.end(receipt, event.n, _OUT_OF[type(outcome)])
         if attempt is not None:
             attempt.fault = outcome.fault
+            # What an expiry says stays: it may be folded on either side of this.
             if isinstance(outcome, Retry | Ambiguous):
-                attempt.not_before_ms = outcome.not_before_ms
+                attempt.not_before_ms = max(attempt.not_before_ms, outcome.not_before_ms)
             if isinstance(outcome, Retry):
                 gates.note(turn.outbox, turn.context, receipt.lane, attempt.batch, outcome.fault, outcome.not_before_ms)
             if isinstance(outcome, Ambiguous):
-                attempt.used_up = outcome.used_up
+                attempt.used_up = attempt.used_up or outcome.used_up
 
     def _value(self, turn: ReceiptsTurn, key: str, receipt: Receipt, n: int, epoch: int, output: bytes) -> None:
         digest = hashlib.blake2b(output, digest_size=16).hexdigest()
@@ -276,15 +287,18 @@ class ReceiptsEngine:
             need = self._answered(turn, key, receipt, stands)
             if (receipt.retry is not None or (need is not None and need.tries)) and not budgets.may_need(turn, key, receipt, need):
                 stands = protocol.standing(receipt)
+                turn.for_all.add(key)
                 need = self._answered(turn, key, receipt, stands)
-        wanted = need is not None or stands.verdict is _LIVE or key in turn.paging
+        active = need is not None or stands.verdict is _LIVE
+        if receipt.open and not active:
+            turn.answered[key] = None
+            turn.rest(receipt.lane, key)
+        # A new owner looks at what is open, so it stays so until the last page of answers, of which timers know only.
+        wanted = active or key in turn.unfinished or (receipt.open and turn.pages_on(key, receipt))
         if wanted is not receipt.open:
             receipt.open = wanted
             name = turn.changed(key, receipt)
             turn.records.put_local(OPEN + name[1:], _OPEN_ENTRY if wanted else None)
-            if not wanted:
-                turn.answered[key] = None
-                turn.rest(receipt.lane, key)
         if need is not None:
             continues = key in turn.continuing
             turn.outbox.effects.append(Queued(key, receipt.lane, receipt.tool, receipt.run, need, receipt.bucket, continues))
@@ -293,12 +307,15 @@ class ReceiptsEngine:
         """Answer the waiters of a receipt as it stands, and say what the others need."""
         n, verdict = stands
         need = None
+        settled = receipt.overflow > 0 and protocol.settled(receipt, stands)
+        if receipt.open and not settled and verdict is not _LIVE:
+            turn.for_all.add(key)
         if receipt.attempts:
             self._answer(turn, key, receipt, stands)
-        if receipt.current is None or receipt.refreshes:
-            need = protocol.need(receipt, turn.waiters(key, receipt), stands)
+        if not settled and (receipt.current is None or receipt.refreshes):
+            need = protocol.need(receipt, turn.due_waiters(key, receipt), stands)
             if need is not None and n:
-                need = protocol.need(receipt, unknowns.demanding(turn.records, turn.waiters(key, receipt)), stands)
+                need = protocol.need(receipt, unknowns.demanding(turn.records, turn.due_waiters(key, receipt)), stands)
         if verdict is _UNKNOWN or key in turn.stirred:
             unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
         return need
@@ -306,7 +323,7 @@ class ReceiptsEngine:
     def _answer(self, turn: ReceiptsTurn, key: str, receipt: Receipt, stands: protocol.Standing) -> None:
         groups: dict[tuple[int, Told, int], list[tuple[str, Mark]]] = {}
         count, most = 0, CALLERS_MIN
-        for call, waiter in turn.calls(key, receipt):
+        for call, waiter in turn.due(key, receipt):
             before = waiter.flag
             if before is _DONE or before is _WITHDRAWN:
                 continue
@@ -318,9 +335,10 @@ class ReceiptsEngine:
             flag = _FLAG_AFTER[what]
             if before is flag:
                 continue
-            if count >= most and count >= (most := callers_max(turn.records, key, receipt, what, n)):
-                turn.paging.add(key)
-                turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, call)))
+            if count >= most and count >= (most := min(self._answers_max, callers_max(turn.records, key, receipt, what, n))):
+                turn.unfinished.add(key)
+                after = "" if call in receipt.waiters else call
+                turn.outbox.effects.append(Wake(turn.context.now_ms, AnswersDue(key, after)))
                 break
             # Rule 1: a value is no news to who was told failed; for one call the first of the two is final.
             if not (what is _COMPLETED and before is _FLAG_FAILED):

@@ -45,8 +45,6 @@ class ReceiptsTurn:
     #: Receipts to be looked at by a sweep some day.
     answered: dict[str, None] = field(default_factory=dict)
     sweeps: list[SweepDue | SweepGoesOn | ReceiptForgotten] = field(default_factory=list)
-    #: Receipts with more callers to tell than this turn tells; open until all are told, so that a new owner goes on.
-    paging: set[str] = field(default_factory=set)
 
     #: Receipts that a row asked for on the lane of its last answer (B1).
     continuing: set[str] = field(default_factory=set)
@@ -56,6 +54,14 @@ class ReceiptsTurn:
     resting: dict[str, list[str]] = field(default_factory=dict)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
+    #: Receipts of which all waiters are looked at: more has happened than that callers came or left.
+    for_all: set[str] = field(default_factory=set)
+    #: Waiters in records of their own that came in this turn.
+    newcomers: dict[str, dict[str, Waiter]] = field(default_factory=dict)
+    #: Receipts of which a page of answers is due, with the call that it begins with.
+    pages: dict[str, str] = field(default_factory=dict)
+    #: Receipts with more to answer than this turn may.
+    unfinished: set[str] = field(default_factory=set)
 
     def prefetch(self, events: Sequence[Event]) -> None:
         """Load the receipts that events touch with one multi-get."""
@@ -70,14 +76,16 @@ class ReceiptsTurn:
                     names[member.receipt] = RECEIPT + member.receipt.encode()
         self.records.prefetch(names.values())
 
-    def receipt(self, key: str) -> Receipt:
-        """The receipt's record, new where there is none; it counts as changed."""
+    def receipt(self, key: str, *, calm: bool = False) -> Receipt:
+        """The receipt's record, new where there is none; it counts as changed. ``calm``: nothing changes for those who wait."""
         receipt = self.touched.get(key)
         if receipt is None:
             name = self.names.get(key)
             if name is None:
                 name = self.names[key] = RECEIPT + key.encode()
             receipt = self.touched[key] = self.records.change(name, Receipt)
+        if not calm:
+            self.for_all.add(key)
         return receipt
 
     def changed(self, key: str, receipt: Receipt) -> bytes:
@@ -111,6 +119,43 @@ class ReceiptsTurn:
     def calls(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
         """The same, with the calls that wait."""
         return receipt.waiters.items() if not receipt.overflow else self._all_waiters(key, receipt)
+
+    def page(self, key: str, call: str) -> None:
+        """Answers are to go on at this call; where two pages meet, at the earlier one."""
+        self.pages[key] = min(call, self.pages.get(key, call))
+
+    def due(self, key: str, receipt: Receipt) -> Iterable[tuple[str, Waiter]]:
+        """Those who may have to be told something now: all, or without a cause for that the newcomers and those of a due page.
+
+        The inline ones are always among them: they are few.
+        """
+        if not receipt.overflow:
+            return receipt.waiters.items()
+        return self._all_waiters(key, receipt) if key in self.for_all else self._few(key, receipt)
+
+    def due_waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
+        """The same without their calls."""
+        return receipt.waiters.values() if not receipt.overflow else (waiter for _, waiter in self.due(key, receipt))
+
+    def pages_on(self, key: str, receipt: Receipt) -> bool:
+        """Of an open receipt that needs nothing: a page of its answers is still to come, for nothing of this turn is about that."""
+        return receipt.overflow > 0 and key not in self.for_all and key not in self.pages
+
+    def _few(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
+        yield from receipt.waiters.items()
+        first = self.pages.get(key)
+        newcomers = self.newcomers.get(key, {})
+        # In the order of their keys, like all others.
+        yield from ((call, newcomers[call]) for call in sorted(newcomers) if first is None or call < first)
+        if first is None:
+            return
+        prefix = record_key(WAITER, key, "")
+        start = record_key(WAITER, key, first)
+        waiter = self.records.get(start, Waiter)
+        if waiter is not None:
+            yield first, waiter
+        for name, waiter in self.records.scan(prefix, Waiter, start):
+            yield name[len(prefix) :].decode(), waiter
 
     def _all_waiters(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
         yield from receipt.waiters.items()

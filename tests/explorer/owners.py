@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schemas.commands import LeaseJudgedExpired, RecoveryEnded
+from schemas.commands import RecoveryEnded
 from schemas.events import BatchClaimed, ClaimedMember
 from streams.engine.effects import ClaimFolded, LeaseOver, LeaseSeen, LeasesSeen, Queued, Unqueued
+from streams.engine.lostleases import judged
 from streams.engine.port import Effect
 from tests.explorer import promises
 from tests.explorer.changes import Step, changed, put, released, spent
@@ -25,7 +26,7 @@ from tests.explorer.model import (
     Watched,
     World,
 )
-from tests.explorer.turns import Turns, words
+from tests.explorer.turns import Turns, receipt_of, words
 
 RECOVERY = EVENTS.of(RecoveryEnded())
 
@@ -147,7 +148,9 @@ class Owners:
                 if budget is None:
                     continue
             member = ClaimedMember(R, watched.n, watched.epoch, watched.op)
-            event = EVENTS.of(LeaseJudgedExpired(watched.lease, (member,)))
+            table = receipt_of(process.view[0] if process.view else world.table)
+            judgement = judged(watched.lease, [(member, table)], self.scenario.repeat, self.scenario.tries_max, 0, 0.0)
+            event = EVENTS.of(judgement)
             after = self._turn(world, p, (event,), read)
             again = tuple(w._replace(life=self.scenario.ttl) if w.lease == watched.lease else w for w in process.watch)
             after = changed(after, p, watch=again)._replace(budget=budget)

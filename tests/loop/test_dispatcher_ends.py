@@ -227,8 +227,8 @@ CLOSED = Fault("http_503", "closed")
         (NotDone(BUSY), Repeat.NEVER, 9, Retry(BUSY, later(9))),
         (NotDone(BUSY), Repeat.NEVER, 10, given_up(10)),
         # Doubtful: only a tool that may be repeated is, and no more often than the budget allows.
-        (Doubtful(LOST), Repeat.NEVER, 1, Ambiguous(LOST)),
-        (Doubtful(LOST), Repeat.NEVER, 9, Ambiguous(LOST)),
+        (Doubtful(LOST), Repeat.NEVER, 1, Ambiguous(LOST, used_up=True)),
+        (Doubtful(LOST), Repeat.NEVER, 9, Ambiguous(LOST, used_up=True)),
         (Doubtful(LOST), Repeat.WITH_KEY, 1, Ambiguous(LOST, later(1))),
         (Doubtful(LOST), Repeat.FREELY, 4, Ambiguous(LOST, later(4))),
         (Doubtful(LOST), Repeat.WITH_KEY, 5, Ambiguous(LOST, used_up=True)),

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from schemas.events import BatchClaimed, CallsAnswered, ClaimedMember, Event, Fault, JobStarted, Mode, Repeat
 from schemas.providers import JobForm, Providers
+from schemas.states import Attempt
 from streams.engine import protocol
 from streams.engine.effects import ClaimFolded, Queued
 from streams.engine.port import Outbox
