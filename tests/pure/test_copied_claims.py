@@ -65,7 +65,7 @@ STEPS = st.sampled_from(("claim", "copy", "withdraw", "ask", "value", "own relea
 
 @given(st.lists(STEPS, min_size=4, max_size=12))
 @example(["ask", "claim", "withdraw", "copy"])
-def test_H6_no_order_of_copies_and_withdrawals_releases_what_was_granted(script: list[str]) -> None:
+def test_case_H6_no_order_of_copies_and_withdrawals_releases_what_was_granted(script: list[str]) -> None:
     """case_H6, for claims: whatever was granted stays live until it ends or its own dispatcher gives it back."""
     table = g.receipts()
     sent: list[BatchClaimed] = []

@@ -121,7 +121,7 @@ ends_topic: list[Event] = [
     st.lists(st.sampled_from(ends_topic), max_size=3),
     st.lists(st.booleans(), min_size=8, max_size=8),
 )
-def test_H6_expiries_and_ends_give_one_record_in_every_order(
+def test_case_H6_expiries_and_ends_give_one_record_in_every_order(
     claims: Sequence[Event], ends: Sequence[Event], order: list[bool]
 ) -> None:
     """case_H6: both say whether a call is made again, and when."""
