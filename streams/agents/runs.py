@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -120,14 +121,8 @@ def faults_of(error: ValidationError) -> Iterable[str]:
 
 def _run(request: requests.RunRequested, digest: str, providers: Providers, now_seconds: int) -> RunRequested:
     play, faults = compile_play(request.play, providers, request.org, now_seconds)
-    rows: list[bytes] = []
-    for position, row in enumerate(request.rows or ()):
-        try:
-            rows.append(dump_json(row))
-        except UncanonicalValue as error:
-            faults.append(f"row {position}: {error}")
-        else:
-            faults += row_faults(position, rows[-1])
+    rows, unfit = _as_json(request.rows or (), 0)
+    faults += unfit
     if play is not None:
         faults += play_faults(play)
     return RunRequested(
@@ -144,16 +139,21 @@ def _run(request: requests.RunRequested, digest: str, providers: Providers, now_
     )
 
 
-def _rows(request: requests.RowsAppended, digest: str) -> Event:
-    rows: list[bytes] = []
+def _as_json(rows: Iterable[dict[str, Any]], first: int) -> tuple[list[bytes], list[str]]:
+    """Rows as exact JSON, and the faults of those that cannot be taken, by their positions."""
+    texts: list[bytes] = []
     faults: list[str] = []
-    for position, row in enumerate(request.rows, request.first):
+    for position, row in enumerate(rows, first):
         try:
-            rows.append(dump_json(row))
+            texts.append(dump_json(row))
         except UncanonicalValue as error:
+            texts.append(b"")
             faults.append(f"row {position}: {error}")
-        else:
-            faults += row_faults(position, rows[-1])
+    return texts, faults + row_faults(first, texts)
+
+
+def _rows(request: requests.RowsAppended, digest: str) -> Event:
+    rows, faults = _as_json(request.rows, request.first)
     if faults:
         return _refused(request.run, digest, faults)
     return RowsAppended(request.run, request.first, tuple(rows), _meaning(request, digest))

@@ -28,11 +28,15 @@ ALWAYS_FITS_BYTES = 1 << 20
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def row_faults(position: int, row: bytes) -> list[str]:
-    """The fault of a row that no event carries, by its position."""
-    if len(row) <= ROW_BYTES_MAX:
+def row_faults(first: int, rows: Sequence[bytes]) -> list[str]:
+    """The faults of rows that no event carries, by their positions."""
+    if max(map(len, rows), default=0) <= ROW_BYTES_MAX:
         return []
-    return [f"row {position}: has {len(row):,} bytes as JSON; a row has at most {ROW_BYTES_MAX:,}"]
+    return [
+        f"row {position}: has {len(row):,} bytes as JSON; a row has at most {ROW_BYTES_MAX:,}"
+        for position, row in enumerate(rows, first)
+        if len(row) > ROW_BYTES_MAX
+    ]
 
 
 def play_faults(play: CompiledPlay) -> list[str]:

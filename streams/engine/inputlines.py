@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from schemas import address
 from schemas.canonical import InvalidJson, UncanonicalValue, parse_json
@@ -51,8 +51,11 @@ def appended_rows(run: Run, event: RowsAppended) -> list[AddedRow]:
     return [added_row(run.play, event.first + index, raw) for index, raw in enumerate(event.rows)]
 
 
-def parts(rows: Iterable[AddedRow]) -> Iterator[tuple[AddedRow, ...]]:
+def parts(rows: Sequence[AddedRow]) -> Iterator[tuple[AddedRow, ...]]:
     """Rows, in order, in as many as one event carries: some hundreds, of at most 1 MiB or one row."""
+    if len(rows) <= ROWS_MAX and sum([len(row.fields) for row in rows]) <= BYTES_MAX:
+        yield tuple(rows)
+        return
     part: list[AddedRow] = []
     size = 0
     for row in rows:

@@ -45,7 +45,7 @@ from schemas.states import (
     record_key,
 )
 from streams.engine import admission, rowsize, runsweep, unknowncells
-from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, next_column, standing_of
+from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, next_column
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
@@ -148,7 +148,7 @@ class RowsEngine:
             if share.cancelled:
                 task.status = RowStatus.SKIPPED
                 turn.count(run, "skipped")
-            elif sheet is not None and self._stands(share, sheet, row):
+            elif sheet is not None and self._stands(turn, run, share, sheet, row):
                 task.status, task.reused = sheet.status, True
                 turn.count(run, "reused")
             else:
@@ -158,12 +158,12 @@ class RowsEngine:
         if seen:
             turn.count(run, "seen", seen)
 
-    def _stands(self, share: RunShare, sheet: SheetRow, row: AddedRow) -> bool:
+    def _stands(self, turn: RowsTurn, run: str, share: RunShare, sheet: SheetRow, row: AddedRow) -> bool:
         """An earlier run's result is this run's too: same play and keys of what it asks, same input, not forced (M2)."""
         assert share.play is not None
         settled = sheet.status in (RowStatus.COMPLETED, RowStatus.SKIPPED)
         forced = share.force or share.force_tool_refresh
-        return settled and not forced and sheet.revision == standing_of(share.org, share.play) and sheet.fields == row.fields
+        return settled and not forced and sheet.revision == turn.standing(run, share) and sheet.fields == row.fields
 
     def _advance(self, turn: RowsTurn, run: str, share: RunShare, task: Task) -> None:
         """Compute the next columns of a row until one must be asked for, or the row is settled."""
@@ -358,7 +358,7 @@ class RowsEngine:
             cells = {name: msgspec.structs.replace(cell) for name, cell in cells.items()}
         row = task.row
         # A cell that has moved holds what another account got: such a row stands for no run that is bound as this one was.
-        standing = None if task.moved else standing_of(share.org, share.play)
+        standing = None if task.moved else turn.standing(run, share)
         sheet = SheetRow(row.position, row.fields, cells, status, run, standing or share.play.revision)
         name = record_key(SHEET, share.org, dataset, row.key)
         newer = turn.records.get(name, SheetRow) if share.closed else None

@@ -11,7 +11,7 @@ from schemas import address
 from schemas.commands import CountersDue, EndedRunsDue
 from schemas.events import CallCounts, Mark, RowCounts, RowsCounted
 from schemas.states import CLOSED, SHARE, ClosedRun, RunShare, Task, record_key
-from streams.engine.cells import CellPlace, Program, moved, programs
+from streams.engine.cells import CellPlace, Program, moved, programs, standing_of
 from streams.engine.port import Context, Outbox, Records, Wake
 
 #: Counters are published at most this often while rows are open.
@@ -33,6 +33,7 @@ class RowsTurn:
     #: The cells whose answers this turn folds, by call.
     answered: dict[str, CellPlace] = field(default_factory=dict)
     ready: dict[str, tuple[Program, ...]] = field(default_factory=dict)
+    standings: dict[str, str | None] = field(default_factory=dict)
     #: Lane whose provider gave the answer that is being folded: what its row asks there next continues it (B1).
     answered_lane: str | None = None
     sweeps: list[EndedRunsDue] = field(default_factory=list)
@@ -63,6 +64,13 @@ class RowsTurn:
             assert share.play is not None
             found = self.ready[run] = programs(share.org, share.play)
         return found
+
+    def standing(self, run: str, share: RunShare) -> str | None:
+        """What a row of the sheet must carry to stand for this run, worked out once a turn; see ``cells.standing_of``."""
+        if run not in self.standings:
+            assert share.play is not None
+            self.standings[run] = standing_of(share.org, share.play)
+        return self.standings[run]
 
     def program(self, run: str, share: RunShare, task: Task) -> Program:
         """The column that a row computes, under the auth scope that it asks with."""

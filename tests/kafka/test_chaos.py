@@ -15,7 +15,6 @@ SEED, KILLS, SECONDS = 15, 6, 18.0
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.deep
 async def test_R9_L6_S7_nothing_is_lost_or_paid_twice_while_workers_broker_and_provider_are_disturbed(tmp_path: Path) -> None:
     """Runs with overlapping rows, tools with keys and without; live tables, changelogs and a replay agree at the end."""
     plan = plan_of(SEED, kills=KILLS, seconds=SECONDS)
