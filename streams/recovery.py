@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
@@ -19,6 +20,9 @@ from streams.errors import StateError, Unreachable
 from streams.table import Store
 
 log = logging.getLogger(__name__)
+
+#: A transaction of a fenced owner ends within this time, which is that after which the broker itself would abort it, and more.
+SETTLED_SECONDS: Final = 15.0
 
 
 async def recover(
@@ -33,30 +37,58 @@ async def recover(
     Stops early, with the stores consistent but behind, when ``still_owned`` turns false. Raises ``Unreachable`` on trouble with the
     broker and ``StateError`` when a store is ahead of its changelog.
     """
-    consumer = AIOKafkaConsumer(
-        **connection,
-        group_id=None,
-        enable_auto_commit=False,
-        isolation_level="read_committed",
-        max_partition_fetch_bytes=fetch_bytes_max,
-        fetch_max_wait_ms=50,
-        auto_offset_reset="earliest",
-    )
+    reader = {"group_id": None, "enable_auto_commit": False, "max_partition_fetch_bytes": fetch_bytes_max, "fetch_max_wait_ms": 50}
+    consumer = AIOKafkaConsumer(**connection, **reader, isolation_level="read_committed", auto_offset_reset="earliest")
+    witness = AIOKafkaConsumer(**connection, **reader, isolation_level="read_uncommitted")
     try:
         await consumer.start()
         try:
-            return await _read(consumer, stores, still_owned)
+            await witness.start()
+            return await _read(consumer, witness, stores, still_owned)
         finally:
-            await consumer.stop()
+            await asyncio.gather(consumer.stop(), witness.stop())
     except KafkaError as error:
         raise Unreachable(f"recovery: cannot read the changelogs: {error!r}") from error
 
 
-async def _read(consumer: AIOKafkaConsumer, stores: Mapping[TopicPartition, Store], still_owned: Callable[[], bool]) -> int:
+async def _ends(
+    consumer: AIOKafkaConsumer, witness: AIOKafkaConsumer, tps: list[TopicPartition], still_owned: Callable[[], bool]
+) -> dict[TopicPartition, int]:
+    """Where the changelogs end, once no transaction is open in them. Raises ``Unreachable`` where one stays open.
+
+    The owners before are fenced, so what they had committed is there, and nothing more can come. But committed records are shown
+    only up to the first transaction whose end is not yet written there: with less than all, a turn would be taken a second time.
+    """
+    began = time.monotonic()
+    warned = False
+    while True:
+        written = await witness.end_offsets(tps)
+        shown: dict[TopicPartition, int] = await consumer.end_offsets(tps)
+        open_ones = [tp for tp in tps if shown[tp] < written[tp]]
+        if not open_ones or not still_owned():
+            return shown
+        tp = open_ones[0]
+        where = f"{tp.topic}/{tp.partition}: a transaction is open behind offset {shown[tp]:,} of {written[tp]:,}"
+        if time.monotonic() > began + SETTLED_SECONDS:
+            raise Unreachable(f"{where}, though whoever wrote it is fenced")
+        if not warned:
+            log.warning("%s; its end is waited for", where)
+        warned = True
+        await asyncio.sleep(0.05)
+
+
+async def _read(
+    consumer: AIOKafkaConsumer,
+    witness: AIOKafkaConsumer,
+    stores: Mapping[TopicPartition, Store],
+    still_owned: Callable[[], bool],
+) -> int:
     tps = list(stores)
     consumer.assign(tps)
+    witness.assign(tps)
+    witness.pause(*tps)
     starts = await consumer.beginning_offsets(tps)
-    ends = await consumer.end_offsets(tps)
+    ends = await _ends(consumer, witness, tps, still_owned)
     behind: set[TopicPartition] = set()
     for tp, store in stores.items():
         stored = store.changelog_offset

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +46,6 @@ class Away:
     worker: WorkerProcess
     client: Client
     run: str
-
-
-@pytest.fixture(scope="module")
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
-    broker = ProxiedBroker(tmp_path_factory.mktemp("own-broker"))
-    broker.start(parent_pid=os.getpid())
-    yield broker
-    broker.kill()
 
 
 @asynccontextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +13,6 @@ from tests.support.wait import wait_until
 
 #: One process runs these tests and those of the settlement, which need such a broker, too.
 pytestmark = pytest.mark.xdist_group("settlement")
-
-
-@pytest.fixture(scope="module")
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
-    broker = ProxiedBroker(tmp_path_factory.mktemp("own-broker"))
-    broker.start(parent_pid=os.getpid())
-    yield broker
-    broker.kill()
 
 
 async def test_case_B4_a_worker_that_is_told_to_stop_while_its_start_waits_for_a_silent_broker_ends(

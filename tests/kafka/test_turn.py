@@ -220,6 +220,7 @@ async def test_spare_workers_that_idled_take_over_from_a_killed_one(broker: str,
 # --- a broker that dies ---
 
 
+@pytest.mark.deep
 async def test_a_broker_that_is_killed_amid_turns_and_restarted_loses_and_doubles_nothing(
     own_broker: LocalBroker, tmp_path: Path
 ) -> None:
@@ -380,10 +381,7 @@ async def test_an_empty_data_folder_is_filled_in_bulk_from_a_long_changelog(tall
         TopicPartition(tally.changelog, partition): Store(tmp_path / "bare" / str(partition), memory)
         for partition in range(tally.partitions)
     }
-    started = time.monotonic()
     records = await recover(stores, tally.connection, still_owned=lambda: True)
-    seconds = time.monotonic() - started
-    print(f"\nrecovery: {records:,} records in {seconds:.2f} s, {records / seconds:,.0f} records/s")
     assert records >= count
     for tp, store in stores.items():
         found = {key: count_in(value) for key, value in store.scan(b"v")}
