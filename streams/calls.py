@@ -85,7 +85,7 @@ class Flight:
     counted: bool = False
     #: When the last heartbeat that counts was sent (see ``renewals``).
     renewed_at: float = float("-inf")
-    #: Its end, where this worker's providers file forbids to make it.
+    #: Its end, where this worker may not make it: by its providers file, or for a record of its batch that is gone.
     barred: tuple[MemberOutcome, ...] = ()
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
 
