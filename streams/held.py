@@ -74,11 +74,17 @@ class HeldRecords:
 
     def delete(self, key: bytes) -> None:
         """Remove the record."""
-        self._changed[key] = None
+        if self._store is None:
+            self._changed.pop(key, None)
+        else:
+            self._changed[key] = None
 
     def put_local(self, key: bytes, record: msgspec.Struct | None) -> None:
         """Set or remove a record that follows from others."""
-        self._changed[key] = record
+        if record is None:
+            self.delete(key)
+        else:
+            self._changed[key] = record
 
     def scan(self, prefix: bytes, kind: type[S], after: bytes | None = None) -> Iterator[tuple[bytes, S]]:
         """Records under ``prefix`` in key order, as they are when they come up."""
@@ -118,7 +124,7 @@ class HeldRecords:
 
     def _in_memory(self) -> Iterator[tuple[bytes, msgspec.Struct]]:
         changed = self._changed
-        for key in sorted(key for key, record in changed.items() if record is not None and key[0] in IN_DIGEST):
+        for key in sorted(key for key in changed if key[0] in IN_DIGEST):
             yield key, changed[key]
 
     def close(self) -> None:

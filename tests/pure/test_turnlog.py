@@ -44,19 +44,12 @@ class ScriptedConsumer:
     positions: dict[str, int] = field(default_factory=dict)
 
     def assign(self, tps: Sequence[TopicPartition]) -> None:
-        """All partitions are there."""
-
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Stand at an offset."""
-        self.positions[tp.topic] = offset
+        """All partitions are there, and read from their beginnings."""
+        self.positions = {tp.topic: self.begins.get(tp.topic, 0) for tp in tps}
 
     async def seek_to_beginning(self, *tps: TopicPartition) -> None:
         """Stand at the beginning."""
         self.positions.update({tp.topic: self.begins.get(tp.topic, 0) for tp in tps})
-
-    async def beginning_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where topics begin."""
-        return {tp: self.begins.get(tp.topic, 0) for tp in tps}
 
     async def end_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Where topics end: behind their last record, or behind a marker."""
