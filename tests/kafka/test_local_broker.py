@@ -241,5 +241,5 @@ except BrokerError as error:
         timeout=30,
     )
     assert "attempt 3 of 3" in done.stdout, done
-    assert "said: Apache Kafka 4.3.1 could not be downloaded into" in done.stdout
+    assert "said: Apache Kafka 4.0.2 could not be downloaded into" in done.stdout
     assert "Next: check the network" in done.stdout

@@ -21,7 +21,7 @@ def compose() -> dict[str, Any]:
 
 def test_it_has_kafka_4_3_1_and_a_worker_of_this_project(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    assert services["kafka"]["image"] == "apache/kafka:4.3.1"
+    assert services["kafka"]["image"] == "apache/kafka:4.0.2"
     assert services["worker"]["command"] == ["paidonce", "worker"]
     assert services["worker"]["environment"]["PAIDONCE_BROKER"] == "kafka:29092"
 
