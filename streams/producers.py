@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 
 from streams.errors import Fenced, Unreachable
@@ -109,6 +110,25 @@ class ProducerPair:
             raise Fenced(f"{self.transactional_id}: a newer owner started") from error
         except KafkaError as error:
             raise Unreachable(f"{self.transactional_id}: a transaction failed: {error!r}") from error
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """A client of the brokers that knows the topics, once started."""
+        return self._producers[0].client
+
+    async def end(self, topic: str, partition: int, key: bytes, *, commit: bool) -> None:
+        """End what earlier owners' transactions left open in a partition, by one of each producer that removes ``key``.
+
+        What a transaction writes belongs to one that is still open under its id there, and has the same end. Raises
+        ``Unreachable``.
+        """
+        try:
+            for producer in self._producers:
+                await producer.begin_transaction()
+                await producer.send_and_wait(topic, None, key=key, partition=partition)
+                await (producer.commit_transaction() if commit else producer.abort_transaction())
+        except KafkaError as error:
+            raise Unreachable(f"{self.transactional_id}: an open transaction could not be ended: {error!r}") from error
 
     async def stop(self) -> None:
         """Stop both producers; what was not committed is aborted by the broker."""

@@ -17,11 +17,14 @@ from aiokafka.errors import KafkaError
 
 from schemas.states import local_record
 from streams.errors import StateError, Unreachable
+from streams.lostends import Lost
 from streams.table import Store
 
 log = logging.getLogger(__name__)
 
-#: A transaction of a fenced owner ends within this time, which is that after which the broker itself would abort it, and more.
+#: A transaction of a fenced owner has ended when its follower has started; its end is shown within this time, or was lost ...
+SHOWN_SECONDS: Final = 3.0
+#: ... and is given up when it is not shown by now.
 SETTLED_SECONDS: Final = 15.0
 
 
@@ -30,9 +33,12 @@ async def recover(
     connection: Mapping[str, Any],
     *,
     still_owned: Callable[[], bool],
+    lost: Lost | None = None,
     fetch_bytes_max: int = 4 * 1024 * 1024,
 ) -> int:
     """Bring every store up to the end of its changelog; returns the number of records read.
+
+    Transactions whose end the broker lost are ended by ``lost``.
 
     Stops early, with the stores consistent but behind, when ``still_owned`` turns false. Raises ``Unreachable`` on trouble with the
     broker and ``StateError`` when a store is ahead of its changelog.
@@ -44,7 +50,7 @@ async def recover(
         await consumer.start()
         try:
             await witness.start()
-            return await _read(consumer, witness, stores, still_owned)
+            return await _read(consumer, witness, stores, still_owned, lost)
         finally:
             await asyncio.gather(consumer.stop(), witness.stop())
     except KafkaError as error:
@@ -52,7 +58,11 @@ async def recover(
 
 
 async def _ends(
-    consumer: AIOKafkaConsumer, witness: AIOKafkaConsumer, tps: list[TopicPartition], still_owned: Callable[[], bool]
+    consumer: AIOKafkaConsumer,
+    witness: AIOKafkaConsumer,
+    tps: list[TopicPartition],
+    still_owned: Callable[[], bool],
+    lost: Lost | None = None,
 ) -> dict[TopicPartition, int]:
     """Where the changelogs end, once no transaction is open in them. Raises ``Unreachable`` where one stays open.
 
@@ -60,7 +70,8 @@ async def _ends(
     only up to the first transaction whose end is not yet written there: with less than all, a turn would be taken a second time.
     """
     began = time.monotonic()
-    warned = False
+    warned: set[TopicPartition] = set()
+    ended: set[TopicPartition] = set()
     while True:
         written = await witness.end_offsets(tps)
         shown: dict[TopicPartition, int] = await consumer.end_offsets(tps)
@@ -71,9 +82,12 @@ async def _ends(
         where = f"{tp.topic}/{tp.partition}: a transaction is open behind offset {shown[tp]:,} of {written[tp]:,}"
         if time.monotonic() > began + SETTLED_SECONDS:
             raise Unreachable(f"{where}, though whoever wrote it is fenced")
-        if not warned:
+        if tp not in warned:
             log.warning("%s; its end is waited for", where)
-        warned = True
+        warned.add(tp)
+        if lost is not None and tp not in ended and time.monotonic() > began + SHOWN_SECONDS:
+            await lost.end(tp, written[tp])
+            ended.add(tp)
         await asyncio.sleep(0.05)
 
 
@@ -82,13 +96,14 @@ async def _read(
     witness: AIOKafkaConsumer,
     stores: Mapping[TopicPartition, Store],
     still_owned: Callable[[], bool],
+    lost: Lost | None,
 ) -> int:
     tps = list(stores)
     consumer.assign(tps)
     witness.assign(tps)
     witness.pause(*tps)
     starts = await consumer.beginning_offsets(tps)
-    ends = await _ends(consumer, witness, tps, still_owned)
+    ends = await _ends(consumer, witness, tps, still_owned, lost)
     behind: set[TopicPartition] = set()
     for tp, store in stores.items():
         stored = store.changelog_offset

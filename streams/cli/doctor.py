@@ -20,6 +20,7 @@ import typer
 from schemas.fetch import FETCH
 from schemas.providers import Provider, Providers
 from streams.broker import topics
+from streams.broker.faults import known_fault
 from streams.cli.options import options_of
 from streams.cli.terminal import put
 from streams.cli.topics import reached
@@ -41,9 +42,11 @@ class Finding:
     what: str
     text: str
     code: int = 0
+    #: Nothing that stops a worker, but something to know.
+    doubtful: bool = False
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.code == 0 else 'FAIL'}  {self.what:<10}  {self.text}"
+        return f"{'FAIL' if self.code else 'warn' if self.doubtful else 'ok  '}  {self.what:<10}  {self.text}"
 
 
 def doctor(context: typer.Context) -> int:
@@ -69,11 +72,12 @@ def _broker(settings: Settings) -> Iterator[Finding]:
     try:
         inspected = topics.inspect(settings.connection(), settings.app, settings.partitions, settings.topic_prefix)
         states = reached(settings, inspected, CONNECT_SECONDS)
+        fault = reached(settings, known_fault(settings.connection()), CONNECT_SECONDS)
     except PaidonceError as error:
         yield Finding("broker", str(error), error.exit_code)
         yield Finding("topics", "not looked at, since the broker does not answer", error.exit_code)
         return
-    yield Finding("broker", f"{settings.broker} answers")
+    yield Finding("broker", f"{settings.broker} answers" + (f"; {fault}" if fault else ""), doubtful=fault is not None)
     wrong = [str(state) for state in states if not state.right]
     if not wrong:
         yield Finding("topics", f"{len(states)} topics with {settings.partitions} partitions each")

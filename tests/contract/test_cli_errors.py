@@ -15,6 +15,7 @@ from typing import Self
 import pytest
 
 from streams.cli import global_first, main
+from streams.cli.doctor import Finding
 
 PLAY = """
 name = "contacts"
@@ -343,6 +344,11 @@ def test_doctor_says_in_a_line_each_what_is_wrong(desk: Path, capfd: pytest.Capt
         ("ok", "clocks"),
         ("ok", "disk"),
     ]
+
+
+def test_doctor_tells_what_is_right_from_what_is_doubtful_and_what_is_wrong() -> None:
+    findings = Finding("broker", "answers"), Finding("broker", "old", doubtful=True), Finding("broker", "gone", 69)
+    assert [str(finding).split()[0] for finding in findings] == ["ok", "warn", "FAIL"]
 
 
 def test_doctor_loads_python_tools_and_dials_no_address_for_them(desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
