@@ -119,8 +119,7 @@ class Worker:
             await topics.check(
                 self.connection, self.settings.app, self.settings.partitions, self.settings.topic_prefix, self.tables
             )
-            fault = await known_fault(self.connection)
-            if fault is not None:
+            if (fault := await known_fault(self.connection)) is not None:
                 log.warning("the broker at %s: %s", self.settings.broker, fault)
             self._folder.claim(f"{self.settings.app} on cluster {await topics.cluster_of(self.connection)}")
             await self.companion.start()

@@ -300,7 +300,7 @@ async def run_chaos(broker: LocalBroker, folder: Path, plan: Plan, *, settle_sec
         sandbox = system.start_sandbox(latency_ms=50)
         system.providers.unlink()
         for name in ("keyed", "never"):
-            system.add_provider(name, sandbox.url, **lane)  # type: ignore[arg-type]
+            system.add_provider(name, sandbox.url, **lane)
         for name in WORKERS:
             await asyncio.to_thread(system.worker(name).wait_ready)
         chaos = Chaos(system, broker, plan)

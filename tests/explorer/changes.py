@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from schemas.events import ClaimedMember, LeaseReleased, Repeat
 from tests.explorer.model import (
     EVENTS,
+    Beat,
     Budget,
     Call,
+    Claim,
     Process,
     R,
+    Watched,
     World,
 )
+
+Lives = TypeVar("Lives", Beat, Call, Claim, Watched)
 
 
 class Step(NamedTuple):
@@ -40,7 +45,7 @@ def put(world: World, p: int, process: Process) -> World:
     return world._replace(processes=processes)
 
 
-def changed(world: World, p: int, **changes: object) -> World:
+def changed(world: World, p: int, **changes: Any) -> World:
     """The state with some fields of process ``p`` changed."""
     return put(world, p, world.processes[p]._replace(**changes))
 
@@ -56,11 +61,11 @@ def without(world: World, call: Call) -> World:
     return world._replace(calls=tuple(other for other in world.calls if other is not call))
 
 
-def moved(world: World, call: Call, **changes: int) -> World:
+def moved(world: World, call: Call, **changes: Any) -> World:
     """The state with some fields of a call changed."""
     return world._replace(calls=tuple(sorted(call._replace(**changes) if other is call else other for other in world.calls)))
 
 
-def older(items: tuple) -> tuple:
+def older(items: tuple[Lives, ...]) -> tuple[Lives, ...]:
     """What has a life, a moment later."""
     return tuple(item._replace(life=max(0, item.life - 1)) for item in items)

@@ -17,7 +17,6 @@ from tests.explorer.changes import Step, changed, put, released, spent
 from tests.explorer.model import (
     EVENTS,
     GRANTED,
-    Budget,
     Call,
     Process,
     R,
@@ -142,11 +141,9 @@ class Owners:
         for watched in process.watch:
             if watched.lease in ours:
                 continue
-            budget: Budget | None = world.budget
-            if watched.life:
-                budget = spent(world.budget, "early")
-                if budget is None:
-                    continue
+            budget = spent(world.budget, "early") if watched.life else world.budget
+            if budget is None:
+                continue
             member = ClaimedMember(R, watched.n, watched.epoch, watched.op)
             table = receipt_of(process.view[0] if process.view else world.table)
             judgement = judged(watched.lease, [(member, table)], self.scenario.repeat, self.scenario.tries_max, 0, 0.0)

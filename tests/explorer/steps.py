@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from schemas.events import AttemptEnded, BatchClaimed, ClaimedMember, Fault, LeasesRenewed, ReceiptResolved, Repeat
 from streams.calls import outcome_of
@@ -32,6 +33,7 @@ from tests.explorer.model import (
     Process,
     R,
     Scenario,
+    Watched,
     World,
 )
 from tests.explorer.owners import Owners
@@ -190,10 +192,11 @@ class Steps:
     # --- time and faults -------------------------------------------------------------------------------------
 
     def _time(self, world: World) -> Iterator[Step]:
-        lives = [
+        lives: list[Call | Beat | Claim | Watched] = [
             *world.calls,
             *world.renewals,
-            *(item for process in world.processes for item in (*process.pending, *process.watch)),
+            *(claim for process in world.processes for claim in process.pending),
+            *(watched for process in world.processes for watched in process.watch),
         ]
         if not any(item.life for item in lives):
             return
@@ -201,13 +204,11 @@ class Steps:
         budget = spent(world.budget, "pauses") if busy or world.renewals else world.budget
         if budget is None:
             return
-        processes = tuple(
-            process._replace(pending=older(process.pending), watch=older(process.watch)) for process in world.processes
-        )
+        one, other = (process._replace(pending=older(process.pending), watch=older(process.watch)) for process in world.processes)
         after = world._replace(
             calls=older(world.calls),
             renewals=older(world.renewals),
-            processes=processes,
+            processes=(one, other),
             budget=budget,
         )
         yield Step("time passes" + (", somebody is paused" if busy else ""), bool(busy or world.renewals), after)
@@ -231,7 +232,8 @@ class Steps:
             for topic in ("requests", "claims", "completions"):
                 log: tuple[int, ...] = getattr(world, topic)
                 for number in dict.fromkeys(log):
-                    after = world._replace(budget=duplicates, **{topic: (*log, number)})
+                    again: Any = {topic: (*log, number)}
+                    after = world._replace(budget=duplicates, **again)
                     yield Step(f"{words(EVENTS[number])} comes once more", True, after)
 
     def _died(self, world: World, p: int) -> World:
