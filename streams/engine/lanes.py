@@ -10,12 +10,12 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import msgspec
 
 from schemas.providers import Providers
+from streams.engine.buckets import Buckets, Entry, Place, ToolForm
 from streams.engine.protocol import Need
 
 #: Calls are claimed at most this long before the pace lets them go, so that a claim is granted when its turn comes.
@@ -24,19 +24,8 @@ CLAIM_AHEAD_SECONDS = 0.05
 AHEAD_MAX = 2
 #: Weight of the newest measurement in a running mean.
 WEIGHT = 0.1
-#: Window of requests that follow from an answer on this lane while nothing else is under way on it (B1): whoever could join
-#: them comes at the same moment, or not soon.
-JOIN_SECONDS = 0.005
 #: Members of a batch that is to be repeated are gathered this long.
 GATHER_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class ToolForm:
-    """What a lane must know of a tool: how many requests make a batch, and how long they may wait for company."""
-
-    size_max: int = 1
-    window_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +37,6 @@ class LanePace:
     concurrency: int = 4
     #: How many of the calls in flight may be batches; ``None``: all (B9).
     batches: int | None = None
-
-
-#: A tool, and the text that its requests must share to share a call.
-Place: TypeAlias = tuple[str, str]
 
 
 def forms_of(providers: Providers) -> dict[str, ToolForm]:
@@ -70,26 +55,6 @@ def pace_of(providers: Providers, lane: str) -> LanePace:
     if provider is None:
         return LanePace()
     return LanePace(provider.pace.requests_per_second, provider.pace.burst, provider.pace.ceiling, provider.pace.batches)
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One queued receipt."""
-
-    receipt: str
-    tool: str
-    run: str
-    need: Need
-    #: When it came into its bucket.
-    since: float
-    #: Only entries of one tool with the same text here may share a call (B4).
-    bucket: str = ""
-    #: It follows from an answer on this lane (B1).
-    continues: bool = False
-
-    @property
-    def place(self) -> Place:
-        """The bucket that it waits in."""
-        return self.tool, self.bucket
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -122,51 +87,6 @@ class Gcra:
         return at
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """Requests that may share a call, by run and in order, so that runs take turns (N7)."""
-
-    runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    size: int = 0
-
-    def add(self, entry: Entry) -> None:
-        mine = self.runs.get(entry.run)
-        if mine is None:
-            mine = self.runs[entry.run] = {}
-        mine[entry.receipt] = entry
-        self.size += 1
-
-    def remove(self, entry: Entry) -> None:
-        mine = self.runs[entry.run]
-        del mine[entry.receipt]
-        if not mine:
-            del self.runs[entry.run]
-        self.size -= 1
-
-    def ready_at(self, form: ToolForm, *, idle: bool) -> float:
-        """When it may leave: full at once, else when the window of the one that came first is over. ``idle``: the lane is."""
-        first = min((next(iter(mine.values())) for mine in self.runs.values()), key=lambda entry: entry.since)
-        if self.size >= form.size_max:
-            return first.since
-        joins = idle and first.continues
-        return first.since + (min(JOIN_SECONDS, form.window_seconds) if joins else form.window_seconds)
-
-    def take(self, count: int) -> tuple[Entry, ...]:
-        """Up to ``count`` entries, runs in turn; a run that was served goes to the end of the line."""
-        taken: list[Entry] = []
-        # One share for all: what is left over by rounding, or by a short run, goes on in turn.
-        share = max(1, count // max(1, len(self.runs)))
-        while len(taken) < count and self.runs:
-            run, mine = next(iter(self.runs.items()))
-            for receipt in list(itertools.islice(mine, min(share, count - len(taken)))):
-                taken.append(mine.pop(receipt))
-            del self.runs[run]
-            if mine:
-                self.runs[run] = mine
-        self.size -= len(taken)
-        return tuple(taken)
-
-
 class Lane:
     """The queue, the pace and the gate of one lane."""
 
@@ -188,8 +108,7 @@ class Lane:
         #: The retry-after gate: nothing leaves before.
         self.gate = 0.0
         self._entries: dict[str, Entry] = {}
-        #: Those in which something waits.
-        self._buckets: dict[Place, _Bucket] = {}
+        self._buckets = Buckets(forms)
         self._repeats: dict[str, dict[str, Entry]] = {}
         self._later: list[tuple[float, int, Entry]] = []
         self._number = itertools.count(1)
@@ -234,11 +153,7 @@ class Lane:
             if not repeat:
                 del self._repeats[entry.need.batch]
             return
-        bucket = self._buckets.get(entry.place)
-        if bucket is not None and receipt in bucket.runs.get(entry.run, ()):
-            bucket.remove(entry)
-            if not bucket.size:
-                del self._buckets[entry.place]
+        self._buckets.remove(entry)
 
     @property
     def ahead(self) -> int:
@@ -294,22 +209,20 @@ class Lane:
         if now < self.gate:
             return [], self.gate if self._entries else None
         look_again = self._later[0][0] if self._later else None
-        # Tools take turns, so that a long run of one does not hold up the runs of others; what is repeated goes first.
-        ready = deque(
-            sorted(
-                (candidate for candidate in self._candidates() if candidate[0] <= now),
-                key=lambda candidate: (not candidate[2], self._served.get(candidate[1][0], 0), candidate),
-            )
-        )
         ceiling = self.pace.concurrency + self.ahead
-        while ready and self.in_flight + self.claimed < ceiling:
+        # Tools take turns, so that a long run of one does not hold up the runs of others; what is repeated goes first.
+        repeats = self._due_repeats(now)
+        line = self._buckets.line(now, self._served, idle=self._idle)
+        while self.in_flight + self.claimed < ceiling:
+            batch = repeats.popleft() if repeats and self._may_batch else ""
+            place = self._place_of(batch) if batch else line.next(batches=self._may_batch)
+            if place is None:
+                break
             # The very number that is compared is returned, or rounding could name a moment at which nothing leaves.
             at = self.rate.next_at(now) - CLAIM_AHEAD_SECONDS
             if at > now:
+                line.close()
                 return departures, at if look_again is None else min(look_again, at)
-            ready_at, place, batch = ready.popleft()
-            if not self._may_batch and (batch or self._is_batch(place)):
-                continue  # looked at again when a batch has ended
             entries = self._taken(place, batch, now)
             if not entries:
                 continue
@@ -318,22 +231,24 @@ class Lane:
             self._served[place[0]] = next(self._number)
             departures.append(Departure(place[0], entries, self.rate.take(now), batch))
             if not batch:
-                ready.append((ready_at, place, batch))
+                line.served(place)
+        line.close()
         if self.in_flight + self.claimed >= ceiling:
             return departures, look_again
-        again = min((ready_at for ready_at, _, _ in self._candidates() if ready_at > now), default=None)
-        if again is not None:
-            look_again = again if look_again is None else min(look_again, again)
-        return departures, look_again
+        return departures, min((at for at in (look_again, self._next_at(now)) if at is not None), default=None)
+
+    def _next_at(self, now: float) -> float | None:
+        """When the next bucket or repeat may leave that may not yet."""
+        again = [at for at, _ in self._repeats_at() if at > now]
+        bucket = self._buckets.next_at(idle=self._idle, batches=self._may_batch)
+        if bucket is not None and bucket > now:
+            again.append(bucket)
+        return min(again, default=None)
 
     @property
     def _may_batch(self) -> bool:
         limit = self.pace.batches
         return limit is None or self.batches < limit + self._ahead_of(limit)
-
-    def _is_batch(self, place: Place) -> bool:
-        bucket = self._buckets.get(place)
-        return bucket is not None and min(bucket.size, self.forms.get(place[0], _ALONE).size_max) > 1
 
     def send_at(self, planned: float, now: float) -> float:
         """When a granted call may be sent, so that calls of which the grants came late do not all leave at once (G1)."""
@@ -343,38 +258,37 @@ class Lane:
         if entry.need.batch:
             self._repeats.setdefault(entry.need.batch, {})[entry.receipt] = entry
         else:
-            bucket = self._buckets.get(entry.place)
-            if bucket is None:
-                bucket = self._buckets[entry.place] = _Bucket()
-            bucket.add(entry)
+            self._buckets.add(entry)
 
     @property
     def _idle(self) -> bool:
         return not self.in_flight and not self.claimed
 
-    def _candidates(self) -> Iterator[tuple[float, Place, str]]:
-        """When each bucket and each batch to be repeated may leave."""
-        idle = self._idle
-        for place, bucket in self._buckets.items():
-            yield bucket.ready_at(self.forms.get(place[0], _ALONE), idle=idle), place, ""
+    def _repeats_at(self) -> Iterator[tuple[float, str]]:
+        """When each batch that is to be repeated may leave."""
         for batch, members in self._repeats.items():
-            first = next(iter(members.values()))
-            yield first.since + GATHER_SECONDS, first.place, batch
+            yield next(iter(members.values())).since + GATHER_SECONDS, batch
+
+    def _due_repeats(self, now: float) -> deque[str]:
+        """Batches to be repeated now, the tools in turn."""
+        due = [
+            (self._served.get(self._place_of(batch)[0], 0), at, self._place_of(batch), batch)
+            for at, batch in self._repeats_at()
+            if at <= now
+        ]
+        return deque(batch for *_, batch in sorted(due))
+
+    def _place_of(self, batch: str) -> Place:
+        return next(iter(self._repeats[batch].values())).place
 
     def _taken(self, place: Place, batch: str, now: float) -> tuple[Entry, ...]:
         if batch:
-            entries = tuple(self._repeats.pop(batch, {}).values())
+            entries = tuple(self._repeats.pop(batch).values())
         else:
             bucket = self._buckets.get(place)
-            form = self.forms.get(place[0], _ALONE)
-            if bucket is None or bucket.ready_at(form, idle=self._idle) > now:
+            if bucket is None or bucket.ready_at(idle=self._idle) > now:
                 return ()
-            entries = bucket.take(form.size_max)
-            if not bucket.size:
-                del self._buckets[place]
+            entries = self._buckets.take(place)
         for entry in entries:
             del self._entries[entry.receipt]
         return entries
-
-
-_ALONE = ToolForm()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from schemas import address
 from schemas.events import Ambiguous, CallsAnswered, Event, Fault, JobStarted, Mode, Repeat, ToolRequested
+from streams.engine.buckets import JOIN_SECONDS
 from streams.engine.effects import Queued
-from streams.engine.lanes import JOIN_SECONDS
 from streams.errors import Unreachable
 from streams.tools.port import CallReport, JobUnderWay, ProviderCall, Refused
 from tests.support.dispatch import LANE, World, story, told

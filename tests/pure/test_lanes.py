@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.engine.lanes import GATHER_SECONDS, LanePace, ToolForm
+from streams.engine.buckets import ToolForm
+from streams.engine.lanes import GATHER_SECONDS, LanePace
 from tests.support.lanes import lane, left, need, queue, run_dry
 
 # --- windows and batches -----------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.engine.lanes import CLAIM_AHEAD_SECONDS, Departure, Entry, Lane, LanePace, ToolForm
+from streams.engine.buckets import Entry, ToolForm
+from streams.engine.lanes import CLAIM_AHEAD_SECONDS, Departure, Lane, LanePace
 from streams.engine.protocol import Need
 from tests.support.lanes import need
 

@@ -21,9 +21,10 @@ from schemas.events import (
     ToolRequested,
 )
 from schemas.providers import Providers
+from streams.engine.buckets import JOIN_SECONDS, ToolForm
 from streams.engine.cells import BUCKET_BYTES_MAX, bucket_of
 from streams.engine.effects import Queued
-from streams.engine.lanes import JOIN_SECONDS, Departure, Lane, LanePace, ToolForm, pace_of
+from streams.engine.lanes import Departure, Lane, LanePace, pace_of
 from streams.engine.port import Outbox
 from streams.engine.protocol import Need
 from streams.engine.rows import RowsEngine

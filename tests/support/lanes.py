@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streams.engine.lanes import Departure, Lane, LanePace, ToolForm
+from streams.engine.buckets import ToolForm
+from streams.engine.lanes import Departure, Lane, LanePace
 from streams.engine.protocol import Need
 
 WIDE = LanePace(concurrency=1000)
