@@ -17,6 +17,7 @@ from typing import Any
 from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, Probed
 from schemas.providers import Providers
 from streams.calls import Calls, Flight
+from streams.companion import Companion
 from streams.engine.effects import (
     ClaimFolded,
     KeptAside,
@@ -48,7 +49,6 @@ from streams.terms import TodaysTerms
 from streams.tools.lookup import LookUp
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint
-from streams.worker import Companion
 
 log = logging.getLogger(__name__)
 

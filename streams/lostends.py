@@ -32,9 +32,10 @@ END_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Where changelogs' turns are journalled, and the started pairs of those who write them now."""
+    """Where the turns of a table are journalled, and the started pairs of those who write its changelog now."""
 
     connection: Mapping[str, Any]
+    table: str
     journal: str
     pairs: Mapping[TopicPartition, ProducerPair]
 
@@ -73,7 +74,7 @@ class Lost:
         return turn is not None and await self._is_journalled(tp, turn)
 
     async def _is_journalled(self, tp: TopicPartition, turn: ConsumerRecord) -> bool:
-        where = TopicPartition(self.journal, tp.partition)
+        where, key = TopicPartition(self.journal, tp.partition), f"{self.table}/{tp.partition}".encode()
         async with self._consumer(where, "read_uncommitted") as consumer:
             end = (await consumer.end_offsets([where]))[where]
             began = (await consumer.offsets_for_times({where: turn.timestamp}))[where]
@@ -81,7 +82,8 @@ class Lost:
             return False
         # Up to an end that is shown only when no transaction before it is open any more.
         async for record in self._records(where, began.offset, end, "read_committed"):
-            if record.value == turn.value:
+            # First turns of several tables may be the same bytes.
+            if record.key == key and record.value == turn.value:
                 return True
         return False
 

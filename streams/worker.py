@@ -20,8 +20,8 @@ from faust.types import TP
 
 from streams.broker import topics
 from streams.broker.faults import known_fault
+from streams.companion import Companion
 from streams.datafolder import DataFolder
-from streams.engine.port import Context, Effect
 from streams.errors import Fenced, PaidonceError, StateError, Unreachable
 from streams.faust_tables import FAUST_SETTINGS, BulkTable
 from streams.handover import HandOver
@@ -43,25 +43,6 @@ KNOCK_SECONDS = 5.0
 STOP_SECONDS = 15.0
 #: A worker that the group has told nothing for so long was forgotten: a rebalance ends in half of it.
 JOIN_SECONDS = 120.0
-
-
-class Companion:
-    """What else lives in the process beside the actors, such as the dispatcher; does nothing by itself."""
-
-    async def start(self) -> None:
-        """Called once, before any partition is opened."""
-
-    async def opened(self, table: str, actors: Mapping[int, Actor]) -> None:
-        """Called after partitions of ``table`` were recovered and before they take their first turn."""
-
-    async def revoked(self) -> None:
-        """Called when all partitions are taken away, for a moment or for good."""
-
-    def effects(self, table: str, partition: int, effects: Sequence[Effect], context: Context) -> None:
-        """Called with the effects of a committed turn."""
-
-    async def stop(self) -> None:
-        """Called once, while partitions are still ours: finish what is under way within the grace time."""
 
 
 class _App(faust.App):
@@ -335,6 +316,7 @@ class Worker:
                 still_owned=still_owned,
                 lost=Lost(
                     self.connection,
+                    spec.table,
                     self.settings.topic_prefix + "turns",
                     {TopicPartition(changelog, partition): pair for partition, pair in pairs.items()},
                 ),

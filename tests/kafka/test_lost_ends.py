@@ -94,7 +94,7 @@ class Changelog:
             {self.tp: store},
             self.connection,
             still_owned=lambda: True,
-            lost=Lost(self.connection, self.journal, {self.tp: pair}),
+            lost=Lost(self.connection, "receipts", self.journal, {self.tp: pair}),
         )
         assert {key for key, _ in store.scan(b"")} <= {b"counter", TURN_KEY, OFFSET_KEY}
         return store.get(b"counter")
@@ -141,6 +141,15 @@ async def test_S1_a_turn_that_was_not_taken_is_not_there_though_the_broker_lost_
     assert await changelog.recovered(newer, "newer") == b"1"
     await changelog.take(newer, 2, loses=False)
     assert await changelog.recovered(await changelog.pair(), "newest") == b"2"
+
+
+async def test_S1_another_tables_turn_of_the_same_bytes_is_no_proof(changelog: Changelog) -> None:
+    """A turn record does not name its table: first turns that an owner takes in one millisecond are alike."""
+    older = await changelog.pair()
+    ((_, _, ((_, record, _),)), _) = changelog.turn(1)
+    await older.publish([(changelog.journal, 0, [(b"rows/0", record, [])])], AT_MS + 1)
+    await changelog.break_off(older, 1, loses=True)
+    assert await changelog.recovered(await changelog.pair(), "newer") is None
 
 
 async def test_S1_of_two_turns_the_last_of_which_was_broken_off_the_first_counts(changelog: Changelog) -> None:
