@@ -81,7 +81,7 @@ def receipt_key(
     org: str,
     scope: str | None,
     tool: str,
-    input: object,  # the spec's own word; nothing here reads standard input
+    input: object,  # the word for it everywhere; nothing here reads standard input
     auth_scope: str,
     action_version: str,
     window: int | None,
@@ -174,7 +174,7 @@ def child_run_id(
     call_key: str,
     child_play: str,
     child_revision: str,
-    input: object,  # the spec's own word
+    input: object,  # the word for it everywhere
     row_scope: RowScope | None,
 ) -> str:
     """Name a child run by its place in the parent and its task, so that a replay names the same one (K7).

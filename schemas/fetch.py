@@ -1,4 +1,4 @@
-"""The column kind ``fetch`` as a play writes it: one HTTP request a row, without a provider (spec section 11).
+"""The column kind ``fetch`` as a play writes it: one HTTP request a row, without a provider (docs/fetch.md).
 
 What an operator allows of it stands in the providers file (``schemas.providers.FetchSettings``).
 """

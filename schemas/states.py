@@ -325,7 +325,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TurnRecord(Record):
-    """What a turn folded, and by which owner: the source of exactly-once folding and of replay (design 3)."""
+    """What a turn folded, and by which owner: the source of exactly-once folding and of replay (docs/design.md)."""
 
     turn: int = 0
     generation: int = 0

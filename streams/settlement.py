@@ -1,4 +1,4 @@
-"""Getting what was paid for into the log, also while the broker is away: journal, ladder, breaker and salvage (spec section 6).
+"""Getting what was paid for into the log, also while the broker is away: journal, ladder, breaker and salvage (docs/design.md).
 
 Between the dispatcher's calls and its publisher. A persistence failure never leads to a second provider call: the same bytes are
 published again, which the fold makes harmless (S4), and new calls stop until something is acknowledged (S6).

@@ -1,7 +1,7 @@
 """Faust's consumer, adapted: read committed, short fetch waits, and positions taken from the turn records.
 
-Our one private exception (design 3): Faust sets ``read_committed`` only together with its own exactly-once mode, so the method
-that builds its aiokafka consumer is replaced. Nothing else here reaches into Faust's or aiokafka's insides.
+Our one private exception (docs/design.md): Faust sets ``read_committed`` only together with its own exactly-once mode, so the
+method that builds its aiokafka consumer is replaced. Nothing else here reaches into Faust's or aiokafka's insides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The durable turn: one Kafka transaction that folds messages into a table and publishes what follows from them.
 
-The shell around every engine (design 3): decode, load, fold, publish and commit, write RocksDB, then effects. A message is
+The shell around every engine (docs/design.md): decode, load, fold, publish and commit, write RocksDB, then effects. A message is
 folded exactly once, because its offset, the changelog and the outputs are one transaction. No exception leaves an actor: what
 cannot be decoded is parked in ``dead-letters``; trouble with broker or disk ends the worker; a fenced owner drops its partition.
 """

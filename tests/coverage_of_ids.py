@@ -29,7 +29,6 @@ OPEN: Final[dict[str, str]] = {}
 PARTIAL: Final[dict[str, str]] = {
     "P1": "the runs that ask are sent; a child's parent is not, for plays do not yet run children",
     "P5": "runs have no deadline yet that a call's timeout could be cut to; a Python tool's call has one limit, not one a phase",
-    "S8": "no run ends over it here, so rows stay open instead of being marked; the clean-up is the release of leases",
     "G3": "retries alone: budgets of calls, children, depth and steps are not built, nor do children share one",
     "K7": "child runs are named, but plays do not yet run children",
 }

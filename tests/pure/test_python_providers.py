@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,15 +69,3 @@ def test_K3_receipts_belong_to_account_and_references_and_not_to_the_function() 
         scope(secrets={"api_key": "env:KEY", "second": "env:B"}),
     ]
     assert len({same, *others}) == 7
-
-
-def test_the_examples_in_the_documents_are_right() -> None:
-    root = Path(__file__).parents[2]
-    text = (root / "README.md").read_text() + (root / "docs" / "python-tools.md").read_text()
-    found = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)]
-    providers = [Providers.model_validate(block) for block in found if "providers" in block]
-    assert [names for block in providers for names in block.tool_names()] == ["acme.check", "acme-sdk.lookup", "acme.lookup"]
-    (play,) = [Play.model_validate(block) for block in found if "columns" in block and "name" in block]
-    bound, faults = compile_play(play, providers[0], "org", now_seconds=0)
-    assert faults == []
-    assert bound is not None
