@@ -2,7 +2,7 @@
 
 It speaks to Kafka's public topics only, as any other client may; it reads no table and calls no provider.
 
-    async with Client(Settings(broker="127.0.0.1:9092")) as client:
+    async with Client(Settings.from_environment(os.environ)) as client:
         run = await client.submit(play, [{"email": "ada@example.com"}])
         async for event in client.progress(run):
             print(event)

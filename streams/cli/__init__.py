@@ -24,8 +24,9 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="paidonce",
     help="Compute columns over rows with paid HTTP providers, durably on Kafka, and pay for each call once.",
-    epilog="Exit codes: 0 all settled, 1 finished with failed rows, 2 usage or bad input, 3 cancelled, "
-    "5 unknown outcomes, 69 broker or provider unreachable, 78 bad configuration.",
+    epilog="Exit codes: 0 all settled, 1 finished with failed rows (replay --diff: tables differ), 2 usage or bad input, "
+    "3 cancelled, 5 unknown outcomes, 69 broker or provider unreachable, 70 a defect or a damaged state, 78 bad configuration, "
+    "130 interrupted.",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,

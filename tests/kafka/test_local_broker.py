@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import streams
+from streams.broker import jars
 from streams.broker.local import BrokerError, LocalBroker, RunningBroker
 
 #: One process runs all of these tests: they share what one fixture prepares.
@@ -241,5 +242,5 @@ except BrokerError as error:
         timeout=30,
     )
     assert "attempt 3 of 3" in done.stdout, done
-    assert "said: Apache Kafka 4.0.2 could not be downloaded into" in done.stdout
+    assert f"said: Apache Kafka {jars.KAFKA_VERSION} could not be downloaded into" in done.stdout
     assert "Next: check the network" in done.stdout

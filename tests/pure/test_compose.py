@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from streams.broker.jars import KAFKA_VERSION
+
 FILE = Path(__file__).parents[2] / "docker-compose.yml"
 
 
@@ -19,9 +21,9 @@ def compose() -> dict[str, Any]:
     return loaded
 
 
-def test_it_has_kafka_4_3_1_and_a_worker_of_this_project(compose: dict[str, Any]) -> None:
+def test_it_has_the_kafka_of_the_local_broker_and_a_worker_of_this_project(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    assert services["kafka"]["image"] == "apache/kafka:4.0.2"
+    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
     assert services["worker"]["command"] == ["paidonce", "worker"]
     assert services["worker"]["environment"]["PAIDONCE_BROKER"] == "kafka:29092"
 
