@@ -40,6 +40,9 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 
 INTEGER_DIGITS_MAX = 4300  # Python's default for int <-> text; ours moves with no interpreter's setting
 NESTING_MAX = 200  # the same on every machine, and well inside Python's and msgspec's recursion limits
+_TEXT_TOO_DEEP = "nested too deeply"
+_VALUE_TOO_DEEP = f"nested deeper than {NESTING_MAX} levels"
+NESTED = frozenset((_TEXT_TOO_DEEP, _VALUE_TOO_DEEP))  # the reasons that say so
 BYTES_KEY = "$bytes"
 
 _INTEGER_END = 10**INTEGER_DIGITS_MAX
@@ -226,7 +229,7 @@ def _normal(value: object, place: _Place, depth: int) -> JsonValue:
         return float(value)
     if isinstance(value, dict | list | tuple):
         if depth >= NESTING_MAX:
-            _refuse(place, f"nested deeper than {NESTING_MAX} levels")
+            _refuse(place, _VALUE_TOO_DEEP)
         if isinstance(value, dict):
             return _normal_object(value, place, depth + 1)
         return [_normal(member, (place, index), depth + 1) for index, member in enumerate(value)]
@@ -367,7 +370,7 @@ def _parsed(text: str) -> JsonValue:
         found = next(token for token in _TOKEN.finditer(text) if token[0] == error.literal)
         raise InvalidJson(found.start(), error.reason) from None
     except RecursionError:
-        raise InvalidJson(0, "nested too deeply") from None
+        raise InvalidJson(0, _TEXT_TOO_DEEP) from None
     for escape in _SURROGATE.finditer(text):
         if escape[1]:
             raise InvalidJson(escape.start(), f"\\{escape[1]} is a lone surrogate, which has no UTF-8 form")

@@ -107,7 +107,8 @@ class Reconcile(Definition):
     found: tuple[str, ...] = ("done",)
     pending: tuple[str, ...] = ("pending",)
     absent: tuple[str, ...] = ("absent",)
-    #: Path of the call's own answer in the look-up's; the tool's ``result`` or ``batch`` then applies to it.
+    #: Path of the call's own answer in the look-up's; the tool's ``result`` or ``batch`` then applies to it. With ``job`` it is the
+    #: submission's answer, in which ``job.id`` names the job; that is then asked for, and has the result.
     answer: Path = "answer"
     #: What it means that the provider never heard of a call: ``unpaid`` calls again, ``unknown`` leaves it to a person.
     absent_means: Literal["unknown", "unpaid"] = "unknown"

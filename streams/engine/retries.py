@@ -51,7 +51,16 @@ _BY_CLASS: Final[dict[int, Rule]] = {
     5: Rule(Kind.DOUBTFUL, "the provider failed, perhaps after the work was done"),
 }
 
+_MAYBE_ELSEWHERE: Final = Rule(
+    Kind.DOUBTFUL,
+    "the provider sends elsewhere, perhaps after it did the work, and redirects are not followed; correct base_url or path",
+)
+
 _BY_STATUS: Final[dict[int, Rule]] = {
+    # Most servers say 302 where they mean 303, "done, and look there"; only 307 and 308 are defined so that the method stays, which
+    # is to say that nothing was done yet (RFC 9110, 15.4).
+    301: _MAYBE_ELSEWHERE,
+    302: _MAYBE_ELSEWHERE,
     # After a POST it says that the work is done and its result lies elsewhere (RFC 9110, 15.4.4).
     303: Rule(Kind.DOUBTFUL, "the provider may have done the work and keeps its result elsewhere"),
     401: Rule(Kind.REFUSED_REPAIRABLE, "the provider does not accept the credentials"),
@@ -71,16 +80,22 @@ _WITH_RETRY_AFTER: Final[dict[int, Rule]] = {
 }
 
 
-def rule(status: int, *, has_retry_after: bool) -> Rule:
+#: Statuses that mean something else in answer to a GET, which is sent elsewhere because it was not answered.
+_TO_A_GET: Final[dict[int, Rule]] = {301: _BY_CLASS[3], 302: _BY_CLASS[3]}
+
+
+def rule(status: int, *, has_retry_after: bool, is_get: bool = False) -> Rule:
     """The line of the table for a status, with its reason; ``has_retry_after``: there was a usable Retry-After."""
+    if is_get and (found := _TO_A_GET.get(status)) is not None:
+        return found
     if has_retry_after and (found := _WITH_RETRY_AFTER.get(status)) is not None:
         return found
     return _BY_STATUS.get(status) or _BY_CLASS.get(status // 100, _DOUBTFUL)
 
 
-def classify(status: int, *, has_retry_after: bool) -> Kind:
+def classify(status: int, *, has_retry_after: bool, is_get: bool = False) -> Kind:
     """What a status says about the bill; ``has_retry_after``: there was a usable Retry-After (`parse_retry_after`)."""
-    return rule(status, has_retry_after=has_retry_after).kind
+    return rule(status, has_retry_after=has_retry_after, is_get=is_get).kind
 
 
 class Patience(NamedTuple):

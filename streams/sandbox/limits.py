@@ -44,6 +44,8 @@ class Done:
     again: list[int]
     status: int
     ready_at: float
+    #: Name of the job that works on it; empty: none was made.
+    job: str = ""
 
 
 class KeyStore:

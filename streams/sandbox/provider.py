@@ -113,7 +113,7 @@ class Provider:
         asked, done = self._billed[key]
         if self._loop.time() < done.ready_at:
             return Answer(200, b'{"status":"pending"}')
-        return Answer(200, b'{"status":"done","answer":' + asked.endpoint.answer(asked.work.items, done.outcomes) + b"}")
+        return Answer(200, b'{"status":"done","answer":' + self._body(asked, done) + b"}")
 
     async def answer(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Answers one POST to a paid path after the latency; what it did is billed before that."""
@@ -192,10 +192,16 @@ class Provider:
         if fault is not None and fault.kind is FaultKind.ERROR_AFTER_WORK:
             spoiled = refusal(fault.http_status, "internal", "the work was done, then something went wrong")
             return replace(spoiled, headers=headers, fault=fault)
-        body = asked.endpoint.answer(asked.work.items, done.outcomes)
-        if asked.endpoint.job:
-            body = self.jobs.submitted(self.jobs.submit(body, asked.now + self.settings.job_ms / 1000))
-        return Answer(done.status, body, headers, fault)
+        return Answer(done.status, self._body(asked, done), headers, fault)
+
+    def _body(self, asked: _Asked, done: Done) -> bytes:
+        """What a request is answered with, also when it is looked up: the name of its job, where it is one, else its results."""
+        results = asked.endpoint.answer(asked.work.items, done.outcomes)
+        if not asked.endpoint.job:
+            return results
+        if not done.job:
+            done.job = self.jobs.submit(results, asked.now + self.settings.job_ms / 1000)
+        return self.jobs.submitted(done.job)
 
     def job(self, rest: str, headers: Mapping[str, str]) -> Answer:
         """Answers a question about a job, by its name and what stands behind it in the path."""

@@ -159,6 +159,11 @@ def _shown(text: str) -> str:
     return _USER.sub("//", text.partition("?")[0])[:60]
 
 
+def turns_to_get(status: int, method: str) -> bool:
+    """Whether a redirected request goes on as a GET (RFC 9110, 15.4)."""
+    return (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST")
+
+
 @dataclass(slots=True)
 class Trip:
     """A request on its way through redirects and tries."""
@@ -175,7 +180,7 @@ class Trip:
 
     def turn(self, status: int, url: httpx.URL, *, same_origin: bool) -> None:
         """Go where a redirect leads, by RFC 9110, 15.4; secrets and all else that was meant for one origin stay there."""
-        if (status == 303 and self.method != "HEAD") or (status in (301, 302) and self.method == "POST"):
+        if turns_to_get(status, self.method):
             self.method, self.body = "GET", b""
             self.headers = {name: value for name, value in self.headers.items() if name not in _CONTENT}
         if not same_origin:

@@ -20,6 +20,7 @@ from aiohttp.abc import AbstractResolver
 
 from streams.errors import PaidonceError
 from streams.tools.dialing import Dialing
+from streams.tools.heads import OF_KNOWN, OF_STRANGERS, Answer
 
 if TYPE_CHECKING:
     from aiohttp.client_middlewares import ClientHandlerType
@@ -191,8 +192,13 @@ class Connections:
             resolver=self._resolver,
             socket_factory=None if dialing is None else dialing.socket_of,
         )
+        size = OF_KNOWN if dialing is None else OF_STRANGERS
         return aiohttp.ClientSession(
             connector=connector,
+            max_line_size=size.line_bytes_max,
+            max_field_size=size.line_bytes_max,
+            max_headers=size.headers_max,
+            response_class=Answer,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

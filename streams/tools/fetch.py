@@ -20,7 +20,7 @@ from schemas.fetch import FETCH, SAFE_METHODS
 from schemas.providers import Providers
 from streams.engine.retries import Kind, parse_retry_after, rule
 from streams.tools.addresses import why_not_host
-from streams.tools.asking import PORTS, Ask, Trip, Unfit, asked, host_of, reparsed
+from streams.tools.asking import PORTS, Ask, Trip, Unfit, asked, host_of, reparsed, turns_to_get
 from streams.tools.connections import (
     CONNECT_SECONDS_MAX,
     AnswerLost,
@@ -204,7 +204,7 @@ class FetchCaller:
         try:
             status = response.status_code
             leads = header_values(response, b"location") if status in _REDIRECTS else []
-            if leads:
+            if leads and not _leads_nowhere(leads[0], status, trip.method):
                 if status in _NOT_ACTED_ON:
                     trip.in_doubt = before
                 self._follow(trip, status, leads[0])
@@ -261,6 +261,15 @@ def _later(response: Reply, safe: bool, now: float) -> NotDone | None:
     if judged.kind is not Kind.NOT_DONE and not (safe and status in _TEMPORARY):
         return None
     return NotDone(Fault(f"http_{status}", f"HTTP {status}: {judged.reason}", repairable=True), wait)
+
+
+def _leads_nowhere(location: str, status: int, method: str) -> bool:
+    """Whether a redirect leads back to the very request that was just made, so that it is an answer like one that leads nowhere.
+
+    Where it makes a GET of another method it leads on: a form's answer may be read under the address that the form was sent to.
+    """
+    here = not location.strip() or location.strip().startswith("#")
+    return here and (method == "GET" or not turns_to_get(status, method))
 
 
 def _origin(url: httpx.URL) -> str:

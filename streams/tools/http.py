@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -37,10 +36,22 @@ from streams.tools.connections import (
     read_beginning,
     read_body,
 )
-from streams.tools.jobs import ended, fetched, job_path, submitted, under_way
+from streams.tools.fixedheaders import fixed_headers
+from streams.tools.jobs import ended, fetched, job_path, read, submitted, under_way
 from streams.tools.phases import Late, within
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused
-from streams.tools.results import TEXT_BYTES_MAX, Steps, batch_body, error_code, query_of, single_outcome, split, steps_of, withheld
+from streams.tools.results import (
+    CODE_BYTES_MAX,
+    TEXT_BYTES_MAX,
+    Steps,
+    batch_body,
+    error_code,
+    query_of,
+    single_outcome,
+    split,
+    steps_of,
+    withheld,
+)
 from streams.tools.secrets import excerpt, resolve_all
 from streams.tools.spellings import carries, redact
 
@@ -50,14 +61,6 @@ EXPLANATION_SECONDS: Final = 2.0
 RUNS_MAX: Final = 8
 
 _Header: TypeAlias = tuple[bytes, bytes]
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]*")
-_HEADERS: Final[dict[str, str]] = {
-    "Accept": "application/json",
-    # Nothing but gzip: the only packing that is opened under a limit here.
-    "Accept-Encoding": "gzip",
-    "User-Agent": "paidonce",
-}
 _CONTENT_TYPE: Final[_Header] = (b"Content-Type", b"application/json")
 
 
@@ -225,7 +228,12 @@ class HttpCaller:
             outcomes = tuple([unsent.get(place, outcome) for place, outcome in enumerate(outcomes)])
         pause = answer.retry_after_seconds if answer.is_no else None
         report = CallReport(outcomes, pause, time.monotonic() - started)
-        return report if tool.job is None else submitted(tool.job, outcomes[0], report)
+        if tool.job is None:
+            return report
+        began = submitted(tool.job, outcomes[0], report)
+        if began is not report and began.outcomes:
+            began = msgspec.structs.replace(began, outcomes=self._told(tool, _where(request, answer), began.outcomes))
+        return began
 
     async def _asked(self, tool: _Tool, call: ProviderCall, job: str) -> CallReport:
         """Ask for a job, and fetch its result where it is done (P10)."""
@@ -233,24 +241,24 @@ class HttpCaller:
         if tool.job is None:
             fault = Fault("unknown_job", f"{tool.name}: the providers file no longer says how job {job} is asked for")
             return CallReport((Doubtful(fault),))
-        answer = _Answer()
-        outcome = await self._got(tool, call, job_path(tool.job.poll_path, job), (), answer)
-        end = ended(tool.job, tool.result, outcome, answer.status)
-        if isinstance(end, Answered) and tool.job.fetch_path is not None:
-            answer = _Answer()
-            outcome = await self._got(tool, call, job_path(tool.job.fetch_path, job), tool.result, answer)
-            end = fetched(outcome, answer.status)
-        seconds = time.monotonic() - started
-        if end is None or isinstance(end, Fault):
-            return under_way(tool.job, job, outcome, end, seconds)
-        return CallReport((end,), None, seconds)
-
-    async def _got(self, tool: _Tool, call: ProviderCall, path: str, steps: Steps, answer: _Answer) -> MemberOutcome:
-        """What a GET finds at ``steps`` of its answer. It costs nothing, so that it has no key, and every no of it is plain."""
-        target = self._target(tool.url + path)
-        request = _Request(target, target.url, [(tool.id_header, call.request_id.encode())], b"")
+        # A question costs nothing, so that it has no key, and every no of it is plain.
         asking = dataclasses.replace(tool, method="GET", form=None, repeat=Repeat.FREELY)
-        return (await self._outcomes(asking, call, request, answer, steps))[0]
+        request, answer = self._question(tool, call, job_path(tool.job.poll_path, job)), _Answer()
+        trouble = await self._trouble(asking, request, answer)
+        said = trouble or read(answer.body)
+        end = ended(tool.job, tool.result, said, answer.status)
+        if isinstance(end, Answered) and tool.job.fetch_path is not None:
+            request, answer = self._question(tool, call, job_path(tool.job.fetch_path, job)), _Answer()
+            trouble = await self._trouble(asking, request, answer)
+            end = fetched(trouble or single_outcome(answer.body, tool.result), answer.status)
+        seconds, where = time.monotonic() - started, _where(request, answer)
+        if end is None or isinstance(end, Fault):
+            return under_way(tool.job, job, trouble, end and self._fault_told(tool, where, end), seconds)
+        return CallReport(self._told(tool, where, (end,)), None, seconds)
+
+    def _question(self, tool: _Tool, call: ProviderCall, path: str) -> _Request:
+        target = self._target(tool.url + path)
+        return _Request(target, target.url, [(tool.id_header, call.request_id.encode())], b"")
 
     async def close(self) -> None:
         """Close all connections; calls in flight end as doubtful, later ones are not done."""
@@ -261,32 +269,36 @@ class HttpCaller:
     async def _outcomes(
         self, tool: _Tool, call: ProviderCall, request: _Request, answer: _Answer, steps: Steps
     ) -> tuple[MemberOutcome, ...]:
-        outcomes: tuple[MemberOutcome, ...] = ()
+        trouble = await self._trouble(tool, request, answer)
+        if trouble is not None:
+            outcomes: tuple[MemberOutcome, ...] = (trouble,)
+        elif call.batched and tool.form is not None:
+            outcomes = split(tool.form, call.members, answer.body)
+        else:
+            outcomes = (single_outcome(answer.body, steps),)
+        outcomes = self._told(tool, _where(request, answer), outcomes)
+        return outcomes if len(outcomes) == len(call.members) else outcomes * len(call.members)
+
+    async def _trouble(self, tool: _Tool, request: _Request, answer: _Answer) -> Refused | NotDone | Doubtful | None:
+        """Send a request, and say how it ended where that is no whole answer; otherwise ``answer`` has it."""
+        trouble: NotDone | Doubtful | None = None
         try:
             async with asyncio.timeout(tool.seconds):
                 await self._exchange(tool, request, answer)
         except NothingSent as error:
-            outcomes = (NotDone(Fault("unreachable", f"nothing was sent, no connection: {error}", repairable=True)),)
+            trouble = NotDone(Fault("unreachable", f"nothing was sent, no connection: {error}", repairable=True))
         except TimeoutError:
             phase = "body" if answer.status else "headers"
-            outcomes = (Doubtful(Fault("deadline", f"{phase}: no whole answer within {tool.seconds:g} s")),)
+            trouble = Doubtful(Fault("deadline", f"{phase}: no whole answer within {tool.seconds:g} s"))
         except Late as error:
-            outcomes = (Doubtful(Fault("deadline", str(error))),)
+            trouble = Doubtful(Fault("deadline", str(error)))
         except AnswerLost as error:
-            outcomes = (Doubtful(Fault("answer_lost", f"the connection broke before the answer was whole: {error}")),)
+            trouble = Doubtful(Fault("answer_lost", f"the connection broke before the answer was whole: {error}"))
         except BadAnswer as error:
-            outcomes = (Doubtful(Fault("bad_response", str(error)), error.used_up),)
-        if answer.rule is None:
-            return self._told(tool, request.target.place, outcomes) * len(call.members)
-        if answer.is_no:  # a no stays a no, also where its explanation was cut off
-            outcomes = (_said_no(tool, answer, answer.rule),)
-        elif not outcomes and call.batched and tool.form is not None:
-            outcomes = split(tool.form, call.members, answer.body)
-        elif not outcomes:
-            outcomes = (single_outcome(answer.body, steps),)
-        if len(outcomes) < len(call.members):
-            outcomes *= len(call.members)
-        return self._told(tool, f"HTTP {answer.status} from {request.target.place}", outcomes)
+            trouble = Doubtful(Fault("bad_response", str(error)), error.used_up)
+        if answer.rule is not None and answer.is_no:  # a no stays a no, also where its explanation was cut off
+            return _said_no(tool, answer, answer.rule)
+        return trouble
 
     async def _exchange(self, tool: _Tool, request: _Request, answer: _Answer) -> None:
         """Send the request and note the answer as it arrives. Raises what `connections` raises, unless the answer is a no."""
@@ -296,14 +308,15 @@ class HttpCaller:
             answer.status = response.status_code
             waits = [] if response.is_success else header_values(response, b"retry-after")
             answer.retry_after_seconds = parse_retry_after(waits, self._now()) if waits else None
-            answer.rule = rule(answer.status, has_retry_after=answer.retry_after_seconds is not None)
+            answer.rule = rule(answer.status, has_retry_after=answer.retry_after_seconds is not None, is_get=tool.method == "GET")
             if not answer.is_no:
                 async with within("body", tool.body_seconds):
                     answer.body = await read_body(response, self._response_bytes_max)
                 return
+            told_by_code = answer.status == 409 and tool.scope_changed_code is not None
             with contextlib.suppress(TimeoutError, AnswerLost, BadAnswer):
                 async with asyncio.timeout(EXPLANATION_SECONDS):
-                    answer.body = await read_beginning(response, TEXT_BYTES_MAX)
+                    answer.body = await read_beginning(response, CODE_BYTES_MAX if told_by_code else TEXT_BYTES_MAX)
         finally:
             response.close()  # with the connection, unless the body was read to its end
 
@@ -319,11 +332,17 @@ class HttpCaller:
                 if unkept is None:
                     return outcome
                 outcome = unkept
-            fault = outcome.fault
-            message = f"{tool.name}: {where}: {excerpt(fault.message, self._secrets)}"
-            return msgspec.structs.replace(outcome, fault=Fault(fault.code, message, fault.repairable))
+            return msgspec.structs.replace(outcome, fault=self._fault_told(tool, where, outcome.fault))
 
         return tuple([told(outcome) for outcome in outcomes])
+
+    def _fault_told(self, tool: _Tool, where: str, fault: Fault) -> Fault:
+        return Fault(fault.code, f"{tool.name}: {where}: {excerpt(fault.message, self._secrets)}", fault.repairable)
+
+
+def _where(request: _Request, answer: _Answer) -> str:
+    """What a message names as the place where something happened."""
+    return f"HTTP {answer.status} from {request.target.place}" if answer.status else request.target.place
 
 
 def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome, ...]:
@@ -353,12 +372,16 @@ def _request(tool: _Tool, call: ProviderCall) -> _Request | tuple[MemberOutcome,
     return _Request(tool.single, tool.single.url.copy_with(query=query.encode() or None), headers, b"")
 
 
-def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
+def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> Refused | NotDone | Doubtful:
     code = f"http_{answer.status}"
     said = answer.body.decode("utf-8", "replace").strip() or judged.reason
     kind = judged.kind
-    if answer.status == 409 and tool.scope_changed_code is not None and error_code(answer.body) == tool.scope_changed_code:
-        return Refused(Fault(scope_changed(tool.scope), said, repairable=True))
+    if answer.status == 409 and tool.scope_changed_code is not None:
+        told = error_code(answer.body)
+        if told == tool.scope_changed_code:
+            return Refused(Fault(scope_changed(tool.scope), said, repairable=True))
+        if told is None:  # it may be that code, which must not end the cell for good
+            kind = Kind.REFUSED_REPAIRABLE
     if answer.status == 409 and tool.repeat is Repeat.WITH_KEY:
         # So answers a provider that still works under this key, for an earlier try whose answer was lost. That will be billed,
         # and asking again under the key is the way to its result.
@@ -374,27 +397,3 @@ def _said_no(tool: _Tool, answer: _Answer, judged: Rule) -> MemberOutcome:
             return Doubtful(Fault(code, said))
         case _:
             assert_never(kind)
-
-
-def fixed_headers(name: str, provider: Provider, secrets: Mapping[str, str]) -> dict[str, str]:
-    """The headers that all calls to a provider have in common, after a check that all of them can be sent."""
-    if provider.base_url.username or provider.base_url.password:
-        raise ConfigurationError(f"provider {name}: base_url holds a user or password; use auth instead")
-    if provider.base_url.query or provider.base_url.fragment:
-        raise ConfigurationError(f"provider {name}: base_url ends in a query or fragment; put a query into the tools' paths")
-    headers = dict(_HEADERS)
-    told = (provider.idempotency_header, provider.run_header, provider.receipt_header, provider.auth_scope_header)
-    names = [provider.request_id_header, *(header for header in told if header)]
-    if provider.auth_scope_header:
-        headers[provider.auth_scope_header] = scope_of(name, provider)
-    if provider.auth is not None:
-        auth = provider.auth
-        value = f"{auth.scheme} {secrets[name]}" if auth.scheme else secrets[name]
-        if not _HEADER_VALUE.fullmatch(value):
-            raise ConfigurationError(f"provider {name}: auth holds a character that no HTTP header can carry")
-        names.append(auth.header)
-        headers[auth.header] = value
-    for header in names:
-        if not _HEADER_NAME.fullmatch(header):
-            raise ConfigurationError(f"provider {name}: {header!r} is no name for an HTTP header")
-    return headers

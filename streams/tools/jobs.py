@@ -6,7 +6,7 @@ asking is free. Faults hold the provider's own words; ``http`` hides secrets in 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -15,7 +15,7 @@ from schemas.canonical import JsonValue, parse_json
 from schemas.events import Fault
 from schemas.providers import JobForm
 from streams.tools.port import Answered, CallReport, Doubtful, JobUnderWay, MemberOutcome, NotDone, Refused
-from streams.tools.results import TEXT_BYTES_MAX, Steps, output_of, steps_of, value_at
+from streams.tools.results import NO_RESULT, TEXT_BYTES_MAX, Steps, output_of, parsed, steps_of, value_at
 
 #: Code of the one refusal that is the end of a job.
 JOB_FAILED: Final = "job_failed"
@@ -30,6 +30,27 @@ def job_path(template: str, job: str) -> str:
     return template.replace("{job}", quote(job, safe=""))
 
 
+class Read(NamedTuple):
+    """A whole answer, of which nothing is judged but what is taken from it: what stands beside that ends no job."""
+
+    answer: JsonValue
+
+
+def read(body: bytes) -> Read | Doubtful:
+    """The answer to a question; doubtful where it cannot be read, which says nothing of the job, for good least of all."""
+    answer = parsed(body)
+    return Doubtful(answer.fault) if isinstance(answer, Doubtful) else Read(answer)
+
+
+def job_name(name: JsonValue) -> str | None:
+    """The name of a job by what stands at its place; ``None`` where nobody could ask for that."""
+    if isinstance(name, int) and not isinstance(name, bool):
+        name = str(name)
+    if not isinstance(name, str) or not name.strip(".") or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        return None
+    return name
+
+
 def submitted(form: JobForm, outcome: MemberOutcome, report: CallReport) -> CallReport:
     """What a submission came to: ``outcome`` holds what stands at the place of the job's name.
 
@@ -37,28 +58,24 @@ def submitted(form: JobForm, outcome: MemberOutcome, report: CallReport) -> Call
     """
     if not isinstance(outcome, Answered):
         return report
-    name = parse_json(outcome.output)
-    if isinstance(name, int) and not isinstance(name, bool):
-        name = str(name)
-    if not isinstance(name, str) or not name.strip(".") or len(name) > NAME_CHARS_MAX or not name.isprintable():
+    name = job_name(parse_json(outcome.output))
+    if name is None:
         fault = Fault("bad_response", f"the answer to a submission has no name of a job at {form.id!r}")
         return msgspec.structs.replace(report, outcomes=(Doubtful(fault),))
     return msgspec.structs.replace(report, outcomes=(), job=JobUnderWay(name, form.interval_seconds))
 
 
-def ended(form: JobForm, result: Steps, outcome: MemberOutcome, status: int) -> MemberOutcome | Fault | None:
+def ended(form: JobForm, result: Steps, said: Read | Refused | NotDone | Doubtful, status: int) -> MemberOutcome | Fault | None:
     """The end that an answer to a question tells, ``None`` where the job goes on, a fault where it does as far as is known.
-
-    ``outcome`` holds the whole answer.
 
     A done job whose result is to be fetched has ``Answered`` with nothing in it that counts.
     """
-    if not isinstance(outcome, Answered):
-        return _trouble(outcome, status)
-    answer = parse_json(outcome.output)
+    if not isinstance(said, Read):
+        return _trouble(said, status)
+    answer = said.answer
     state = value_at(answer, steps_of(form.state))
     if state in form.done:
-        return outcome if form.fetch_path is not None else output_of(value_at(answer, result))
+        return NO_RESULT if form.fetch_path is not None else output_of(value_at(answer, result))
     if state in form.failed:
         return Refused(Fault(JOB_FAILED, f"the job is {state}: {_words(value_at(answer, steps_of(form.error)))}"))
     if form.pending and state not in form.pending:
@@ -72,9 +89,9 @@ def fetched(outcome: MemberOutcome, status: int) -> MemberOutcome | Fault:
     return outcome if isinstance(outcome, Answered) else _trouble(outcome, status)
 
 
-def under_way(form: JobForm, job: str, outcome: MemberOutcome, trouble: Fault | None, seconds: float) -> CallReport:
+def under_way(form: JobForm, job: str, said: MemberOutcome | None, trouble: Fault | None, seconds: float) -> CallReport:
     """The report of a job that goes on: asked for again after its interval, or when the provider wants to be."""
-    asked_for = outcome.retry_after_seconds if isinstance(outcome, NotDone) else None
+    asked_for = said.retry_after_seconds if isinstance(said, NotDone) else None
     return CallReport((), None, seconds, JobUnderWay(job, max(form.interval_seconds, asked_for or 0.0), trouble))
 
 

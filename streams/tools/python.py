@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, normalize, parse_json
+from schemas.canonical import NESTED, InvalidJson, JsonValue, UncanonicalValue, normalize, parse_json
 from schemas.events import Fault
 from schemas.providers import Providers, PythonBatch, PythonProvider, PythonTool
 from streams.engine.retries import RETRY_AFTER_MAX_SECONDS
@@ -273,7 +273,9 @@ def _outcome(result: object) -> MemberOutcome:
     try:
         return output_of(normalize(result))
     except UncanonicalValue as error:
-        return Doubtful(Fault("bad_result", f"the result is no JSON: {error}"))
+        # The reason first: a path may be longer than what people are shown. A function that nests too deeply would do so again.
+        message = f"the result is no JSON: {error.reason} (at {error.path})"
+        return Doubtful(Fault("bad_result", message), used_up=True if error.reason in NESTED else None)
 
 
 def _said(error: BaseException) -> MemberOutcome:

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from schemas.canonical import InvalidJson, JsonValue, UncanonicalValue, dump_json, parse_json
+from schemas.canonical import NESTED, InvalidJson, JsonValue, UncanonicalValue, dump_json, parse_json
 from schemas.envelope import EVENT_BYTES_MAX
 from schemas.events import Fault
 from schemas.providers import BatchForm
@@ -22,8 +22,10 @@ from streams.tools.spellings import carries
 #: A path into JSON as its steps; empty for the whole.
 Steps: TypeAlias = tuple[str, ...]
 
-#: Bytes of a provider's text that are looked at for a message.
+#: Bytes of a provider's text that are looked at for a message ...
 TEXT_BYTES_MAX: Final = 4096
+#: ... and for the code of a refusal, which may stand behind or beside a long text.
+CODE_BYTES_MAX: Final = 65_536
 NO_RESULT: Final = Answered(b"null")
 #: Bytes of one result: it must fit into a Kafka message, with what stands around it.
 OUTPUT_BYTES_MAX: Final = EVENT_BYTES_MAX - (64 << 10)
@@ -123,7 +125,7 @@ def _bad_input(message: str) -> Refused:
 
 def single_outcome(body: bytes, result: Steps) -> MemberOutcome:
     """The outcome of a call for one: what stands at ``result``; ``null`` for an empty body or where the path leads nowhere."""
-    answer = _parsed(body)
+    answer = parsed(body)
     return answer if isinstance(answer, Doubtful) else output_of(value_at(answer, result))
 
 
@@ -137,7 +139,7 @@ def split(form: BatchForm, members: tuple[CallMember, ...], body: bytes) -> tupl
     - By position: with too few or too many results nobody knows which is missing or added, and to take any would risk a
       neighbour's. So all are doubtful (``results_mismatch``).
     """
-    answer = _parsed(body)
+    answer = parsed(body)
     if isinstance(answer, Doubtful):
         return (answer,) * len(members)
     if answer is None:
@@ -200,13 +202,15 @@ def _member_outcome(form: BatchForm, item: JsonValue) -> MemberOutcome:
 
 
 def error_code(body: bytes) -> str | None:
-    """The code in the body of a refusal: ``error.code``, ``error`` or ``code``, whichever is a text."""
-    try:
-        answer = parse_json(body)
-    except InvalidJson:
+    """The code in the body of a refusal: ``error.code``, ``error`` or ``code``, whichever is a text; empty where none is.
+
+    ``None``: the body cannot be read, or is not all there, so that nobody knows which code it has.
+    """
+    answer = parsed(body)
+    if answer is None or isinstance(answer, Doubtful):
         return None
     found = (value_at(answer, path) for path in (("error", "code"), ("error",), ("code",)))
-    return next((code for code in found if isinstance(code, str)), None)
+    return next((code for code in found if isinstance(code, str)), "")
 
 
 def _error_text(error: JsonValue) -> str:
@@ -219,12 +223,12 @@ def _error_text(error: JsonValue) -> str:
     return repr(error)[:TEXT_BYTES_MAX]
 
 
-def _parsed(body: bytes) -> JsonValue | Doubtful:
-    """The answer's JSON. Junk is doubtful and never completed.
+def parsed(body: bytes) -> JsonValue | Doubtful:
+    """The answer's JSON, ``None`` for an empty body. Junk is doubtful and never completed.
 
     case_E3 would have it *failed*, to be called again by the next run; but a provider that answers 200 may have billed, and for
     a tool that must not be repeated (U1) that would pay twice. So the tool decides: one that may be repeated is called again,
-    any other is unknown.
+    any other is unknown. What is nested too deeply is no junk: the next answer would be as deep, and cost as much.
     """
     text = body.removeprefix(_BYTE_ORDER_MARK).strip()  # some servers write the mark; what was paid for is not lost over it
     if not text:
@@ -232,6 +236,8 @@ def _parsed(body: bytes) -> JsonValue | Doubtful:
     try:
         return parse_json(text)
     except InvalidJson as error:
+        if error.reason in NESTED:
+            return Doubtful(Fault("bad_response", f"the answer cannot be kept: {error.reason}"), used_up=True)
         return Doubtful(Fault("bad_response", f"the answer is not JSON ({error}): {_text(body)}"))
 
 

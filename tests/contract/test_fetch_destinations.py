@@ -152,3 +152,33 @@ async def test_U1_what_a_post_may_have_done_before_a_redirect_is_not_forgotten(s
 async def test_U1_a_busy_server_behind_a_posts_redirect_does_not_make_it_sent_again() -> None:
     async with serving({"/": leads(303, "/receipt"), "/receipt": whole(b"", status="429 Later")}) as web, fetching() as fetch:
         assert (await fetch.value(web.url(), "POST"))["status"] == 429
+
+
+@pytest.mark.parametrize("location", ["", " ", "#top"])
+@pytest.mark.parametrize(
+    ("method", "status", "asked"),
+    [
+        *[("GET", status, ["GET"]) for status in (301, 302, 303, 307, 308)],
+        ("POST", 307, ["POST"]),
+        ("PUT", 302, ["PUT"]),
+        *[("POST", status, ["POST", "GET"]) for status in (301, 302, 303)],
+    ],
+)
+async def test_F4_a_redirect_to_the_request_that_was_just_made_is_the_answer(
+    method: str, status: int, asked: list[str], location: str
+) -> None:
+    """It was followed five times, a POST with 307 sent six times, and then told as too many redirects."""
+    answers = {"/": [leads(status, location), leads(302, location)]}
+    async with serving(answers) as web, fetching() as fetch:
+        value = await fetch.value(web.url(), method)
+    assert [asked.method for asked in web.asked] == asked
+    assert (value["status"], value["url"], value["body"]) == (status if len(asked) == 1 else 302, web.url(), "moved")
+
+
+async def test_F3_a_page_is_not_lost_over_its_headers() -> None:
+    """One header of 9,000 bytes, or 200 headers, were more than the library takes: a POST was *unknown*, a GET never fetched."""
+    long = whole(b"fine", "X-Policy: " + "a" * 15_000)
+    many = whole(b"fine", *[f"Set-Cookie: a{n}=b" for n in range(240)])
+    async with serving({"/long": long, "/many": many}) as web, fetching() as fetch:
+        for path in ("/long", "/many"):
+            assert (await fetch.value(web.url(path), "POST"))["body"] == "fine"

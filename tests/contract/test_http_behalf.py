@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -89,7 +90,8 @@ async def test_B8_P5_a_batch_has_the_time_of_its_tool_which_is_that_of_each_of_i
         (b'{"error":"auth_scope_changed"}', "scope"),
         (b'{"code":"auth_scope_changed"}', "scope"),
         (b'{"error":{"code":"key_reused"}}', "http_409"),
-        (b"auth_scope_changed", "http_409"),
+        (b"\xef\xbb\xbf" + b'{"code":"auth_scope_changed"}', "scope"),
+        (b'{"message":"' + b"m" * 60_000 + b'","code":"auth_scope_changed"}', "scope"),
     ],
 )
 async def test_P4_a_409_with_the_providers_code_tells_the_scope_that_holds_now(body: bytes, code: str) -> None:
@@ -103,3 +105,24 @@ async def test_P4_a_409_with_the_providers_code_tells_the_scope_that_holds_now(b
         assert isinstance(outcome, Refused)
         assert outcome.fault.code == (scope_changed(scope_of("raw", provider)) if code == "scope" else code)
         assert outcome.fault.repairable is (code == "scope")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        whole(b"auth_scope_changed", status="409 Conflict"),
+        whole(b"", status="409 Conflict"),
+        whole(b'{"m":"' + b"m" * 70_000 + b'","code":"auth_scope_changed"}', status="409 Conflict"),
+        whole(zlib.compress(b'{"code":"auth_scope_changed"}'), "Content-Encoding: deflate", status="409 Conflict"),
+    ],
+    ids=["no JSON", "empty", "too long", "deflate"],
+)
+async def test_P4_a_409_that_cannot_be_read_is_asked_again_by_the_next_run(answer: bytes) -> None:
+    """It ended the cell for good as http_409, though it may have said that the credentials belong to another account now."""
+    for scope_code, repairable in (("auth_scope_changed", True), (None, False)):
+        async with serving(sends(answer)) as server:
+            caller = HttpCaller(providers(server.url, auth_scope_changed_code=scope_code), environment={"KEY": SECRET})
+            (outcome,) = (await caller.call(call_of())).outcomes
+            await caller.close()
+        assert isinstance(outcome, Refused)
+        assert (outcome.fault.code, outcome.fault.repairable) == ("http_409", repairable)

@@ -216,7 +216,12 @@ async def test_V3_secrets_and_queries_are_in_no_message() -> None:
     assert outcome.fault.message.isprintable()
 
 
-async def test_case_L1_a_redirect_is_not_followed() -> None:
-    report = await report_of(sends(whole(b"", "Location: /elsewhere", status="302 Found")))
-    assert code(report) == "http_302"
-    assert isinstance(report.outcomes[0], Refused)
+@pytest.mark.parametrize(
+    ("method", "status", "kind"),
+    [("POST", 302, Doubtful), ("PUT", 301, Doubtful), ("GET", 302, Refused), ("POST", 307, Refused), ("POST", 308, Refused)],
+)
+async def test_case_L1_U4_a_redirect_is_not_followed(method: str, status: int, kind: type) -> None:
+    """A 302 after a POST counted as billed nothing: the next run paid again for what Post/Redirect/Get had done."""
+    report = await report_of(sends(whole(b"", "Location: /elsewhere", status=f"{status} Found")), method=method)
+    assert code(report) == f"http_{status}"
+    assert type(report.outcomes[0]) is kind

@@ -70,6 +70,17 @@ async def test_U3_a_lost_answer_is_found_by_its_key_and_read_like_the_answer_its
     assert json.loads(outcome.output) == "valid"
 
 
+async def test_U3_P10_a_job_whose_submissions_answer_was_lost_is_found_by_its_key_and_followed() -> None:
+    """The submission's answer was read as if it were the result: the paid job was settled as *no result* for ever."""
+    path = "/v1/email/jobs"
+    tool = {"path": path, "result": "result.verdict", "job": {"id": "job.id", "poll_path": path + "/{job}"}}
+    async with opened(CUT, tool=tool) as (sandbox, caller, look_up):
+        members = members_of("ada@example.com")
+        await lost(caller, members)
+        assert await look_up.ask("p.t", "key-1", members) == Found((Answered(b'"valid"'),))
+        assert sandbox.summary().calls == 1
+
+
 async def test_U3_a_lost_batch_is_found_with_an_outcome_for_each_member() -> None:
     async with opened(CUT, tool={"batch": BATCH | {"result": "verdict"}}) as (_, caller, look_up):
         members = members_of("ada@example.com", "bob@example.com")
@@ -176,7 +187,15 @@ async def test_U3_an_answer_that_no_receipt_could_keep_settles_nothing_and_ends_
     """It raised where nobody heard of it, and the receipt was looked up no more."""
     word = await told(b'{"status":"done","answer":' + b"[" * depth + b"]" * depth + b"}", ONE)
     assert isinstance(word, NoWord)
-    assert "nested deeper than" in word.fault.message or "invalid JSON" in word.fault.message
+    assert "nested deeper than" in word.fault.message or "nested too deeply" in word.fault.message
+
+
+@pytest.mark.parametrize("tool", [{}, {"batch": BATCH}], ids=["alone", "a batch"])
+async def test_U3_a_byte_order_mark_before_a_look_ups_answer_is_no_junk(tool: dict[str, Any]) -> None:
+    """Calls drop the mark, and the look-up did not: it never settled at such a provider."""
+    for body in (b'{"status":"done","answer":{"verdict":"valid"}}', b'{"status":"pending"}'):
+        word = await told(b"\xef\xbb\xbf" + body, ONE, tool=tool)
+        assert word == (Pending() if b"pending" in body else Found((Answered(b'"valid"'),)))
 
 
 async def test_U3_an_answer_that_is_too_large_settles_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -20,6 +21,18 @@ from tests.support.wait import eventually
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     fresh()
+
+
+@pytest.mark.parametrize("depth", [250, 900])
+async def test_P2_R10_a_result_that_is_nested_too_deeply_is_not_paid_for_again_and_says_so(depth: int) -> None:
+    """A function that may be repeated *freely* was paid five times for what no receipt keeps, and people read only ``[0][0][0``."""
+    nested = json.loads("[" * depth + "]" * depth)
+    async with opened(repeat="freely") as caller:
+        report = await caller.call(call_of(value(nested)))
+    (outcome,) = report.outcomes
+    assert isinstance(outcome, Doubtful)
+    assert outcome.fault.message.startswith("acme.lookup: the result is no JSON: nested deeper than 200 levels (at $[0]")
+    assert outcome_of(outcome, Repeat.FREELY, 1, 5, 0.0, 0.5) == Ambiguous(outcome.fault, used_up=True)
 
 
 # --- calls for one -----------------------------------------------------------------------------------------------------
@@ -112,7 +125,7 @@ async def test_R10_a_result_that_is_no_json_or_carries_a_secret_is_told_and_not_
         objects = fault_of(await caller.call(call_of(do("objects"))))
         leak = fault_of(await caller.call(call_of(do("leak"))))
         spared = await caller.call(call_of(value("sk-very")))
-    assert objects.message == "acme.lookup: the result is no JSON: $.a: a set has no order, so no one text; send a sorted list"
+    assert objects.message == "acme.lookup: the result is no JSON: a set has no order, so no one text; send a sorted list (at $.a)"
     assert (leak.code, leak.message) == ("secret_in_output", "acme.lookup: the result carries a secret")
     assert spared.outcomes == (Answered(b'"sk-very"'),)
 

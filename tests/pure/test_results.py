@@ -163,10 +163,13 @@ def test_case_E3_junk_is_doubtful_and_never_completed(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("body", "expected"),
-    [(b"[" * 250 + b"]" * 250, "bad_response"), (b'"' + b"x" * OUTPUT_BYTES_MAX + b'"', "too_large")],
+    [(b"[" * n + b"]" * n, "bad_response") for n in (250, 2_000)] + [(b'"' + b"x" * OUTPUT_BYTES_MAX + b'"', "too_large")],
 )
 def test_R10_what_no_receipt_could_hold_is_doubtful_and_not_paid_for_again(body: bytes, expected: str) -> None:
-    """A tool that may be repeated *freely* paid ``attempts_max`` times for an answer that can never be kept."""
+    """A tool that may be repeated *freely* paid ``attempts_max`` times for an answer that can never be kept.
+
+    So it did for one that is nested deeper than can be read at all.
+    """
     outcome = single_outcome(body, ())
     assert code(outcome) == expected
     assert isinstance(outcome, Doubtful)

@@ -31,18 +31,30 @@ DATE_AHEAD = formatdate(NOW + 3, usegmt=True)
     ("statuses", "kind"),
     [
         ([200, 201, 202, 204, 206, 207, 299], Kind.ANSWERED),
-        ([300, 301, 302, 304, 307, 308], Kind.REFUSED),
+        ([300, 304, 305, 307, 308], Kind.REFUSED),
         ([400, 404, 405, 406, 409, 410, 411, 413, 415, 418, 422, 424, 426, 431, 451, 499], Kind.REFUSED),
         ([401, 402, 403, 407], Kind.REFUSED_REPAIRABLE),
         ([425, 429], Kind.NOT_DONE),
         ([500, 501, 502, 503, 504, 505, 507, 520, 529, 599], Kind.DOUBTFUL),
-        ([303, 408], Kind.DOUBTFUL),
+        ([301, 302, 303, 408], Kind.DOUBTFUL),
         ([0, 100, 101, 103, 600, 999], Kind.DOUBTFUL),
     ],
 )
 def test_P2_each_status_has_its_kind(statuses: list[int], kind: Kind) -> None:
     for status in statuses:
         assert classify(status, has_retry_after=False) is kind, status
+
+
+def test_P2_U4_a_redirect_that_servers_send_after_the_work_counts_as_unbilled_only_in_answer_to_a_get() -> None:
+    """301 and 302 after a POST counted as billed nothing, though 302 is how most servers say "done, and look there"."""
+    assert [classify(status, has_retry_after=False) for status in (301, 302)] == [Kind.DOUBTFUL] * 2
+    assert [classify(status, has_retry_after=False, is_get=True) for status in (301, 302)] == [Kind.REFUSED] * 2
+    assert all(
+        classify(status, has_retry_after=wait) is classify(status, has_retry_after=wait, is_get=True)
+        for status in range(1000)
+        if status not in (301, 302)
+        for wait in (False, True)
+    )
 
 
 def test_P2_a_503_is_not_done_only_when_it_says_when_to_come_back() -> None:
