@@ -46,7 +46,7 @@ SIZE = 5
 #: What was left to do when the plan ended must be done after this long.
 #: How long a worker that is to be stopped may take to begin its work.
 READY_SECONDS = 8.0
-SETTLE_SECONDS = 150.0
+SETTLE_SECONDS = 300.0
 SHOWN_MAX = 20
 
 
