@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from schemas.address import DIGEST_CHARS
 from schemas.canonical import UncanonicalValue, dump_json
-from schemas.envelope import EVENT_BYTES_MAX
 from schemas.progress import OperationEvent
 from schemas.requests import CellResolved, ReceiptForgotten, RunRequested
+from streams.agents.operations import VALUE_BYTES_MAX
 from streams.client import headers_of, user_name
 from streams.errors import UsageError
 from streams.publiclog import PublicLog, broker_errors
@@ -30,8 +30,6 @@ from streams.submission import faults_of
 ANSWER_SECONDS = 20.0
 #: A longer number is no position of any input.
 POSITION_DIGITS_MAX = 12
-#: Bytes of a value: it travels in one event, with its names.
-VALUE_BYTES_MAX = EVENT_BYTES_MAX - (64 << 10)
 ANY_KEY = "0" * DIGEST_CHARS
 HEX_DIGITS = frozenset("0123456789abcdef")
 

@@ -46,7 +46,7 @@ def test_R10_all_kinds_of_secrets_are_known() -> None:
 
 @pytest.mark.parametrize("secret", ENVIRONMENT.values())
 async def test_R10_no_caller_and_no_look_up_keeps_a_secret_of_any_kind(secret: str) -> None:
-    """A provider over HTTP could bring home the key of a Python tool, and that tool the key of a fetch: each caller knew its own."""
+    """Each caller knew its own: a provider over HTTP could bring home a Python tool's key, and that tool a fetch's."""
     answer: Any = {"status": "done", "answer": {"said": secret}}
     member = CallMember("receipt", b"{}")
     async with serving(sends(whole(json.dumps(answer).encode())), answers=9) as server:

@@ -25,7 +25,7 @@ CALLS = 50
 
 
 async def test_U2_a_worker_has_a_thread_for_each_call_that_python_tools_may_have_in_flight(tmp_path: Path) -> None:
-    """It had six on two cores. 50 calls that blocked for half a second under a limit of three: 19 were unknown and had not begun."""
+    """It had six on two cores. Of 50 calls that blocked for half a second, under a limit of three, 19 never began: *unknown*."""
     providers = providers_of()
     settings = Settings(broker="127.0.0.1:1", data=tmp_path)
     environment = {"KEY": SECRET}
