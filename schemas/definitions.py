@@ -22,6 +22,10 @@ EntryPoint = Annotated[
 BATCHES_MAX: Final = 4
 DIRECT_CALLS_MAX: Final = 50
 
+#: Characters of one label of a name, and of a name (RFC 1035, 2.3.4). Whoever resolves longer ones fails in ways of its own.
+_LABEL_MAX: Final = 63
+_NAME_MAX: Final = 253
+
 _http_url: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
 
 
@@ -41,6 +45,20 @@ def _origin(text: str) -> str:
 def origin_of(scheme: str, host: str, port: int) -> str:
     """The one text of an origin, for comparing; the port is always named."""
     return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}".lower()
+
+
+def name_fault(host: str) -> str | None:
+    """Why a host in ASCII is a name that no server can have, to be told before anybody resolves it; ``None`` for any other host."""
+    name = host.removesuffix(".")
+    if ":" in name:
+        return None
+    if len(name) > _NAME_MAX:
+        return f"its host's name has {len(name):,} characters; a name has at most {_NAME_MAX}"
+    labels = name.split(".")
+    longest = max(labels, key=len)
+    if len(longest) > _LABEL_MAX:
+        return f"a part of its host's name has {len(longest)} characters; it may have at most {_LABEL_MAX}"
+    return "a part of its host's name is empty" if "" in labels else None
 
 
 #: Where a server is reached: scheme, host and port.

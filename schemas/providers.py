@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.definitions import Definition, EntryPoint, JobPath, Name, Pace, Path, SecretReference
+from schemas.definitions import Definition, EntryPoint, JobPath, Name, Pace, Path, SecretReference, name_fault
 from schemas.events import Repeat
 from schemas.fetch import FETCH, METHODS, SAFE_METHODS
 from schemas.fetchsettings import FetchSettings
@@ -223,6 +223,8 @@ class Provider(Definition):
         # It is part of the receipts' identity, and secrets hide in the rest (K3).
         if url.username or url.password or url.query is not None or url.fragment is not None:
             raise ValueError("must have neither user nor query nor fragment; a secret belongs under auth, by reference")
+        if (fault := name_fault(url.host or "")) is not None:
+            raise ValueError(f"no such server can be: {fault}")
         return url
 
     @model_validator(mode="after")

@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from schemas.fetch import FETCH
-from schemas.providers import Providers
+from schemas.providers import Providers, PythonProvider
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
@@ -35,6 +36,13 @@ from streams.userfiles import load_providers
 from streams.worker import Worker
 
 log = logging.getLogger(__name__)
+
+
+#: The loop's own threads: asyncio's own measure, and the most that one process is to have of them.
+THREADS_MIN = 32
+THREADS_MAX = 1024
+#: Organisations whose calls to one Python provider may all block at once without waiting for each other.
+LANES_PER_PROVIDER = 4
 
 
 class KillSwitch:
@@ -101,6 +109,17 @@ def run_sweep_policy(settings: Settings) -> RunSweepPolicy:
     return RunSweepPolicy(every_ms=int(settings.sweep_seconds * 1000), keep_ms=int(settings.callers_keep_hours * 3_600_000))
 
 
+def threads_of(providers: Providers) -> int:
+    """Threads that the loop may use at once: one for each call that Python tools may have in flight, and some for all else.
+
+    A tool that blocks is to do it in one of them, and while its call waits for one, the call's own time runs out: what never began
+    would be in doubt. A thread is begun only when no other one is free. Every organisation has lanes of its own, so that the
+    providers' ceilings are counted several times.
+    """
+    calls = sum(provider.pace.ceiling for provider in providers.providers.values() if isinstance(provider, PythonProvider))
+    return min(THREADS_MAX, THREADS_MIN + calls * LANES_PER_PROVIDER)
+
+
 def build_caller(settings: Settings, providers: Providers, environment: Mapping[str, str]) -> Caller:
     """What calls all tools of a providers file. Raises ``ConfigurationError`` for what could not be called."""
     http = HttpCaller(
@@ -128,8 +147,9 @@ def run_worker(settings: Settings, environment: Mapping[str, str] = os.environ) 
 
 
 async def _run(settings: Settings, providers: Providers, caller: Caller, look_up: LookUp) -> int:
-    worker = build_worker(settings, providers, caller, look_up)
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(threads_of(providers), thread_name_prefix="worker"))
+    worker = build_worker(settings, providers, caller, look_up)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     worker.on_change = lambda: log.info(

@@ -5,7 +5,6 @@ Beside ``client``. An operation is durable once it is sent; its answer comes fro
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -15,11 +14,14 @@ from aiokafka import ConsumerRecord
 from pydantic import ValidationError
 
 from schemas.address import DIGEST_CHARS
+from schemas.canonical import UncanonicalValue, dump_json
 from schemas.progress import OperationEvent
 from schemas.requests import CellResolved, ReceiptForgotten, RunRequested
+from streams.agents.operations import VALUE_BYTES_MAX
 from streams.client import headers_of, user_name
 from streams.errors import UsageError
 from streams.publiclog import PublicLog, broker_errors
+from streams.runview import Views
 from streams.settings import Settings
 from streams.sheet import RunSheet
 from streams.submission import faults_of
@@ -55,6 +57,7 @@ class Operations:
         said: dict[str, object] = {"run": run, "row": row, "column": column, "outcome": outcome, "who": _who(who), "reason": reason}
         if outcome == "paid":
             said["value"] = value
+            _check_value(value)
         # What can be found wrong here is told before anybody is asked.
         _checked(CellResolved, said | {"row": ANY_KEY})
         await self.log.ready()
@@ -89,18 +92,22 @@ class Operations:
 
     async def request_of(self, run: str) -> RunRequested:
         """The request that a run came from, without its rows. Raises ``UsageError``."""
-        found: RunRequested | None = None
-        async for record in self.log.stored([self.log.home(run, "run-requests")]):
-            if record.key == run.encode() and b"run_requested" in (record.value or b""):
-                with contextlib.suppress(ValidationError):  # anyone may publish there
-                    found = found or RunRequested.model_validate_json(record.value)
-        if found is None:
-            raise UsageError(f"no run {run!r} was ever asked for here; paidonce run list shows what there is")
-        return found.model_copy(update={"rows": None})
+        with await self.input_of(run, with_rows=False) as sheet:
+            if sheet.request is None:
+                raise UsageError(f"no run {run!r} was ever asked for here; paidonce run list shows what there is")
+            try:
+                return RunRequested.model_validate_json(sheet.request).model_copy(update={"rows": None})
+            except ValidationError as error:
+                raise UsageError(f"the request that run {run!r} came from cannot be read: {faults_of(error, 'request')}") from error
 
-    async def input_of(self, run: str) -> RunSheet:
+    async def input_of(self, run: str, *, with_rows: bool = True) -> RunSheet:
         """The input lines of a run without the states of its rows; close it."""
-        sheet = RunSheet(run)
+        views = Views()
+        async for record in self.log.stored([self.log.home(run, "run-events")]):
+            if record.key == run.encode():
+                views.take("run-events", record.value)
+        view = views.get(run)
+        sheet = RunSheet(run, refused=0 if view is None else view.refused, with_rows=with_rows)
         async for record in self.log.stored([self.log.home(run, "run-requests")]):
             if record.key == run.encode() and record.value is not None:
                 sheet.take_request(record.value)
@@ -144,6 +151,16 @@ def _checked(kind: type[R], said: Mapping[str, object]) -> R:
         return kind.model_validate({**said, "operation": secrets.token_hex(8)})
     except ValidationError as error:
         raise UsageError(faults_of(error, "operation")) from error
+
+
+def _check_value(value: object) -> None:
+    """Raise ``UsageError`` for a value that no worker would take, here, where its place is known."""
+    try:
+        output = dump_json(value)
+    except UncanonicalValue as error:
+        raise UsageError(f"value: {error.reason}") from error
+    if len(output) > VALUE_BYTES_MAX:
+        raise UsageError(f"value: has {len(output):,} bytes; at most {VALUE_BYTES_MAX:,} can be carried")
 
 
 def _who(given: str | None) -> str:

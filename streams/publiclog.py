@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.address import partition_of
 from streams.broker import topics
-from streams.errors import ConfigurationError, TopicsError, Unreachable
+from streams.errors import ConfigurationError, TopicsError, Unreachable, UsageError
 from streams.settings import Settings
 
 PUBLIC_TOPICS = ("run-requests", "operations", "map-progress", "run-events", "map-rows")
@@ -37,9 +37,11 @@ Fetched = Mapping[TopicPartition, list[ConsumerRecord]]
 
 @contextlib.contextmanager
 def broker_errors(address: str) -> Iterator[None]:
-    """Turn trouble with the broker into ``Unreachable``, naming its address."""
+    """Turn trouble with the broker into ``Unreachable``, naming its address; a message that is too large is a ``UsageError``."""
     try:
         yield
+    except MessageSizeTooLargeError as error:  # which either the client says or the broker, and both are there
+        raise UsageError(f"the request is larger than a message may be, {MESSAGE_BYTES_MAX >> 20} MiB: {error}") from error
     except (KafkaError, TimeoutError, OSError) as error:
         said = str(error) or type(error).__name__
         raise Unreachable(

@@ -50,11 +50,14 @@ class RunSheet:
     """A run's input and the states of its rows; close it, or use it as a context manager.
 
     ``refused`` is the number of requests for this run id that were refused before one was accepted: a refused
-    id may be used again.
+    id may be used again. Without ``with_rows`` only the request is looked for.
     """
 
-    def __init__(self, run: str, *, refused: int = 0) -> None:
+    def __init__(self, run: str, *, refused: int = 0, with_rows: bool = True) -> None:
         self.run = run
+        #: The message that the run came from.
+        self.request: bytes | None = None
+        self._with_rows = with_rows
         self.play: Play | None = None
         self.org = ""
         #: Names of the input's fields, in the order in which they first came.
@@ -95,7 +98,7 @@ class RunSheet:
         try:
             request = self._decoder.decode(value)
             if request.type == "run_requested":
-                self._begin(request)
+                self._begin(request, value)
             elif request.type == "rows_appended" and request.first == len(self._inputs):
                 self._add(request.rows or [])
         except (msgspec.ValidationError, ValidationError):
@@ -103,17 +106,17 @@ class RunSheet:
         except msgspec.DecodeError:
             self._requests += 1  # what is no JSON is refused under its key
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: _Request, value: bytes) -> None:
         self._requests += 1
         if self._requests > self._refused + 1:
             return  # another request under an id in use: it was rejected
-        self.play, self.org = Play.model_validate_json(bytes(request.play)), request.org
+        self.play, self.org, self.request = Play.model_validate_json(bytes(request.play)), request.org, value
         self.fields, self._inputs, self._states = {}, array("q"), {}
         self._add(request.rows or [])
 
     def _add(self, rows: list[msgspec.Raw]) -> None:
         play = self.play
-        if play is None:
+        if play is None or not self._with_rows:
             return
         names: Any = None
         for raw in rows:

@@ -129,7 +129,7 @@ async def _dial(name: str, provider: Provider) -> Finding:
     try:
         connecting = asyncio.open_connection(host.strip("[]"), port)
         _, writer = await asyncio.wait_for(connecting, CONNECT_SECONDS)
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError) as error:  # the last by a name that nobody can resolve
         said = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
         return Finding("provider", f"{name}: {host}:{port} cannot be reached: {said}", Unreachable.exit_code)
     writer.close()

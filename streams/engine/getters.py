@@ -31,7 +31,7 @@ _BY_STATUS: Final = {
     "catch_all": "catch_all catchall accept_all acceptall accepts_all valid_catch_all ok_for_all deliverable_catch_all",
 }
 SPELLINGS: Final = {spelling: status for status, spellings in _BY_STATUS.items() for spelling in spellings.split()}
-#: Where services put the status, and their own flag for a domain that accepts everything; the first that is there counts.
+#: Where services put the status, the first that is there counts; and their own flags for a domain that accepts everything.
 _STATUS_FIELDS: Final = (
     *("email_status", "verification_status", "status", "result", "verdict", "deliverability", "state"),
     *("valid", "is_valid", "deliverable", "is_deliverable"),
@@ -83,18 +83,35 @@ def _selector(extract: str | dict[str, str] | None) -> _Reader:
             return lambda value: None if value is None else {name: look_up(value, path) for name, path in extract.items()}
 
 
-def email_status(value: JsonValue, paths: Paths) -> JsonValue:
+def email_status_2(value: JsonValue, paths: Paths) -> JsonValue:
     """What a verifier's answer means: ``status``, the ``verdict`` that follows from it, and whether the address is ``verified``.
 
     valid/send, invalid/drop, catch_all/verify_next, unknown/hold; only a valid address is verified. An address on a domain that
-    accepts everything is not valid for certain, whatever its status says, if the answer flags the domain. Null without a result.
+    accepts everything is not valid for certain, whatever its status says, if one of the answer's flags says so. Null without a
+    result.
     """
+    return _email_status(value, paths, _flags(value, paths.get("catch_all")))
+
+
+def email_status_1(value: JsonValue, paths: Paths) -> JsonValue:
+    """As ``email_status_2``, but only the first flag that is there is looked at: a domain's own *no* hides its gateway's *yes*."""
+    return _email_status(value, paths, [_found(value, paths.get("catch_all"), _CATCH_ALL_FIELDS)])
+
+
+def _email_status(value: JsonValue, paths: Paths, flags: list[JsonValue]) -> JsonValue:
     if value is None:
         return None
     status = _status(_found(value, paths.get("status"), _STATUS_FIELDS))
-    if status in ("valid", "unknown") and boolean(_found(value, paths.get("catch_all"), _CATCH_ALL_FIELDS), {}) is True:
+    if status in ("valid", "unknown") and any(boolean(flag, {}) is True for flag in flags):
         status = "catch_all"
     return {"status": status, "verdict": VERDICTS[status], "verified": status == "valid"}
+
+
+def _flags(value: JsonValue, path: str | None) -> list[JsonValue]:
+    """The flag at a path, or all that services have for it."""
+    if path is not None:
+        return [look_up(value, path)]
+    return [value.get(name) for name in _CATCH_ALL_FIELDS] if isinstance(value, dict) else []
 
 
 def _status(raw: JsonValue) -> str:
@@ -149,10 +166,11 @@ def text(value: JsonValue, _paths: Paths) -> JsonValue:
 #: By name and version. A run keeps the version that it was accepted with, or a replay would not give its cells: a getter that is
 #: to read otherwise, be it by one more spelling, is added as a new version.
 GETTERS: Final[Mapping[str, Callable[[JsonValue, Paths], JsonValue]]] = {
-    "email_status/1": email_status,
+    "email_status/1": email_status_1,
+    "email_status/2": email_status_2,
     "boolean/1": boolean,
     "number/1": number,
     "text/1": text,
 }
-#: The version that runs get from now on, by name.
+#: The version that runs get from now on, by name: the last above.
 _NEWEST: Final = {name.partition("/")[0]: name for name in GETTERS}

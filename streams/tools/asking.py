@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import yarl
 
+from schemas.definitions import name_fault
 from schemas.events import Fault
 from schemas.fetch import Method
 from streams.errors import PaidonceError
@@ -20,9 +21,6 @@ from streams.errors import PaidonceError
 PORTS: Final = {"http": 80, "https": 443}
 #: Characters of a URL; servers take no longer ones.
 URL_CHARACTERS_MAX: Final = 8192
-#: Characters of one label of a name, and of a name (RFC 1035, 2.3.4). Whoever resolves longer ones fails in ways of its own.
-_LABEL_MAX: Final = 63
-_NAME_MAX: Final = 253
 #: Names, and addresses of both kinds, in ASCII.
 _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 _USER: Final = re.compile(r"//[^/]*@")
@@ -117,7 +115,7 @@ def reparsed(text: str, base: httpx.URL | None = None) -> httpx.URL:
     try:
         url = httpx.URL(text) if base is None else base.join(text)
         url = url.copy_with(fragment=None)
-        dialled = yarl.URL(str(url))
+        dialled = yarl.URL(str(url), encoded=True)
         port = dialled.port
     except (httpx.InvalidURL, ValueError, TypeError):
         raise Unfit("unsafe_url", f"{_shown(text)!r} is no web address") from None
@@ -128,8 +126,8 @@ def reparsed(text: str, base: httpx.URL | None = None) -> httpx.URL:
     mine = (url.scheme, host_of(url), url.port or PORTS[url.scheme])
     if not _HOST.fullmatch(mine[1]):
         raise Unfit("unsafe_url", "it names no host, or one that no server has")
-    if ":" not in mine[1]:
-        _check_name(mine[1].removesuffix("."))
+    if (fault := name_fault(mine[1])) is not None:
+        raise Unfit("unsafe_url", fault)
     if mine != (dialled.scheme, (dialled.raw_host or "").lower(), port):
         raise Unfit("unsafe_url", "its host can be read in more than one way")
     return url
@@ -141,17 +139,6 @@ def host_of(url: httpx.URL) -> str:
     Never ``url.host``: it makes a name readable, and raises errors of its own for an A-label that stands for no text (``xn--a``).
     """
     return url.raw_host.decode("ascii").strip("[]").lower()
-
-
-def _check_name(name: str) -> None:
-    """Raise ``Unfit`` for a name that no server can have, before anybody resolves it."""
-    if len(name) > _NAME_MAX:
-        raise Unfit("unsafe_url", f"its host's name has {len(name):,} characters; a name has at most {_NAME_MAX}")
-    longest = max(name.split("."), key=len)
-    if len(longest) > _LABEL_MAX:
-        raise Unfit("unsafe_url", f"a part of its host's name has {len(longest)} characters; it may have at most {_LABEL_MAX}")
-    if "" in name.split("."):
-        raise Unfit("unsafe_url", "a part of its host's name is empty")
 
 
 def _shown(text: str) -> str:

@@ -21,6 +21,7 @@ from aiohttp.abc import AbstractResolver
 from streams.errors import PaidonceError
 from streams.tools.dialing import Dialing
 from streams.tools.heads import OF_KNOWN, OF_STRANGERS, Answer
+from streams.tools.resolving import OwnThreads
 
 if TYPE_CHECKING:
     from aiohttp.client_middlewares import ClientHandlerType
@@ -38,6 +39,14 @@ SPOILT_MAX: Final = 8
 
 _GZIP: Final = zlib.MAX_WBITS | 16
 _GZIP_MARK: Final = b"\x1f"
+#: Bytes of a packed body beyond those it may have when opened: what does not shrink grows a little, and has headers.
+_PACKED_ROOM: Final = 64 << 10
+#: A packed body may be a row of members, each packed for itself. So many of them may open to less than this; all others are
+#: limited by what they open to.
+_SMALL_MEMBERS_MAX: Final = 1000
+_SMALL_BYTES: Final = 1024
+#: zlib copies what stands behind a member's end in the bytes that it is given; so it is given few at a time.
+_WINDOW_BYTES: Final = 4096
 
 
 class NothingSent(PaidonceError):
@@ -81,6 +90,8 @@ class _Connector(aiohttp.TCPConnector):
             raise NothingSent("no connection in time") from error
         except aiohttp.ClientError as error:
             raise NothingSent(_name(error)) from error
+        except UnicodeError as error:  # of the resolver, over a name with a part that is empty or too long
+            raise NothingSent("the host's name is none that can be resolved") from error
         except asyncio.CancelledError:
             # Closing the pool cancels those who wait for a connection, without a word to their tasks.
             task = asyncio.current_task()
@@ -121,6 +132,10 @@ class Reply:
     def is_success(self) -> bool:
         """The status is of the class 2xx."""
         return self.status_code // 100 == 2
+
+    def headers(self) -> list[tuple[str, str]]:
+        """All headers, their names in lower case."""
+        return [(name.decode("latin-1").lower(), _text(value)) for name, value in self.raw_headers]
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives, undecoded."""
@@ -184,7 +199,8 @@ class Connections:
 
     def _opened(self) -> aiohttp.ClientSession:
         dialing = self._dialing
-        self._resolver = None if dialing is None else dialing.resolving()
+        # Never by the loop's own threads, which Python tools may hold, as long as their blocking code takes.
+        self._resolver = OwnThreads() if dialing is None else dialing.resolving()
         connector = _Connector(
             limit=self._connections_max,
             keepalive_timeout=IDLE_SECONDS,
@@ -219,12 +235,21 @@ def _timeout(connect_seconds: float) -> aiohttp.ClientTimeout:
 
 @functools.lru_cache(maxsize=256)
 def _address(url: str) -> yarl.URL:
-    return yarl.URL(url)
+    # As it was written: yarl would put %2F and its like in plain, and a signature over the URL would no longer fit.
+    return yarl.URL(url, encoded=True)
 
 
 def header_values(response: Reply, name: bytes) -> list[str]:
     """The values of a header, ``name`` in lower case, one by one."""
-    return [value.decode("latin-1") for key, value in response.raw_headers if key.lower() == name]
+    return [_text(value) for key, value in response.raw_headers if key.lower() == name]
+
+
+def _text(value: bytes) -> str:
+    """A header's value: servers write UTF-8 if anything beyond ASCII, though Latin-1 was meant for it once (RFC 9110, 5.5)."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 async def read_body(response: Reply, bytes_max: int) -> bytes:
@@ -242,12 +267,18 @@ async def read_beginning(response: Reply, bytes_max: int) -> bytes:
 
 
 async def _read(response: Reply, bytes_max: int) -> tuple[bytes, bool]:
-    """At most ``bytes_max`` bytes, and whether that is all. No more is ever held, however small a body was packed (case_G3)."""
+    """At most ``bytes_max`` bytes, and whether that is all. No more is ever held, however small a body was packed (case_G3).
+
+    Nor is more than that read where it opens to less, or to nothing.
+    """
     opener = _opener(header_values(response, b"content-encoding"))
+    packed_max = bytes_max + bytes_max // 64 + _PACKED_ROOM
     body = bytearray()  # a list of pieces would take many times their size, where a server sends them byte by byte
     try:
         async for piece in response.pieces():
             body += piece if opener is None else opener.feed(piece, bytes_max + 1 - len(body))
+            if opener is not None and opener.taken > packed_max:
+                raise TooLarge(f"the answer is larger than {packed_max} bytes, packed as it is")
             if len(body) > bytes_max:
                 return bytes(body[:bytes_max]), False
     except (aiohttp.ClientError, OSError) as error:
@@ -272,25 +303,41 @@ class _Gunzip:
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(wbits=_GZIP)
-        self._begun = False
+        #: Bytes that it was given.
+        self.taken = 0
+        #: What the current member opened to, and how many before it opened to little.
+        self._opened = 0
+        self._small = 0
 
     @property
     def is_complete(self) -> bool:
         """Whether the data came to their end, or there were none."""
-        return self._stream.eof or not self._begun
+        return self._stream.eof or not self.taken
 
-    def feed(self, piece: bytes, room: int) -> bytes:
+    def feed(self, piece: bytes, room: int) -> bytearray:
         """Open a piece into at most ``room`` bytes, from 1. What does not fit is lost, so who gets a full room must stop."""
-        self._begun = True
-        opened = b""
+        self.taken += len(piece)
+        opened = bytearray()
+        at = 0
         try:
-            while piece and len(opened) < room:  # to zlib a length of 0 would mean "no limit"
+            while at < len(piece) and len(opened) < room:  # to zlib a length of 0 would mean "no limit"
                 if self._stream.eof:
-                    if not piece.startswith(_GZIP_MARK):
+                    if not piece.startswith(_GZIP_MARK, at):
                         break  # padding
-                    self._stream = zlib.decompressobj(wbits=_GZIP)
-                opened += self._stream.decompress(piece, room - len(opened))
-                piece = self._stream.unused_data
+                    self._next_member()
+                window = piece[at : at + _WINDOW_BYTES]
+                found = self._stream.decompress(window, room - len(opened))
+                opened += found
+                self._opened += len(found)
+                at += len(window) - len(self._stream.unused_data)
         except zlib.error as error:
             raise BadAnswer("the answer is not the gzip that it says it is") from error
         return opened
+
+    def _next_member(self) -> None:
+        if self._opened < _SMALL_BYTES:
+            self._small += 1
+            if self._small > _SMALL_MEMBERS_MAX:
+                raise TooLarge(f"the answer's gzip data are in more than {_SMALL_MEMBERS_MAX} parts that hold next to nothing")
+        self._opened = 0
+        self._stream = zlib.decompressobj(wbits=_GZIP)

@@ -75,7 +75,7 @@ class FetchCaller:
         own = {name: resolve(entry.secret, environment) for name, entry in settings.secrets.items()}
         self._secrets = own
         #: Also those of providers: a page may repeat any secret that this process knows.
-        self._known = (*own.values(), *resolve_all(providers, environment).values())
+        self._known = tuple(resolve_all(providers, environment).values())
         self._total_seconds = min(settings.total_seconds, call_seconds)
         # Half at most, so that it ends before the headers' time does: then it is proven that nothing was sent.
         self._connect_seconds = min(CONNECT_SECONDS_MAX, settings.headers_seconds / 2, self._total_seconds / 2)
@@ -219,8 +219,7 @@ class FetchCaller:
                     body = await read_beginning(response, self._settings.body_bytes_max + 1)
             if len(body) > self._settings.body_bytes_max:
                 raise Unfit("too_large", f"the body has more than {self._settings.body_bytes_max:,} bytes (fetch.body_bytes_max)")
-            kept = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers]
-            return Page(status, str(trip.url), kept, body)
+            return Page(status, str(trip.url), response.headers(), body)
         finally:
             response.close()
 

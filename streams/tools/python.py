@@ -19,14 +19,14 @@ import msgspec
 
 from schemas.canonical import NESTED, InvalidJson, JsonValue, UncanonicalValue, normalize, parse_json
 from schemas.events import Fault
-from schemas.providers import Providers, PythonBatch, PythonProvider, PythonTool
+from schemas.providers import Providers, PythonBatch, PythonProvider
 from streams.engine.retries import RETRY_AFTER_MAX_SECONDS
 from streams.errors import ConfigurationError
 from streams.tools import port
 from streams.tools.entrypoints import Function, Functions, functions_of
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, ProviderCall
 from streams.tools.results import NO_RESULT, mismatched, output_of, withheld
-from streams.tools.secrets import excerpt, resolve
+from streams.tools.secrets import excerpt, resolve, resolve_all
 
 #: How long a function whose time is over, or whose worker stops, may take to end: what it still says is heard.
 END_SECONDS: Final = 1.0
@@ -107,10 +107,12 @@ class _Tool:
     batch: PythonBatch | None
     seconds: float
     secrets: Mapping[str, str]
+    #: All secrets of the providers file: no function's result may carry one, nor any word about it.
+    known: tuple[str, ...]
 
 
 class _Exited(Exception):
-    """A function asked the interpreter to exit; that would end the worker, which is not its to end."""
+    """A function asked the interpreter to end; that would end the worker, which is not its to end."""
 
 
 class PythonCaller:
@@ -132,6 +134,7 @@ class PythonCaller:
         functions, faults = functions_of(providers)
         if faults:
             raise ConfigurationError("; ".join(faults))
+        known = tuple(resolve_all(providers, environment).values())
         self.providers: list[str] = []
         self._tools: dict[str, _Tool] = {}
         for provider_name, provider in providers.providers.items():
@@ -141,7 +144,9 @@ class PythonCaller:
             secrets = MappingProxyType({name: resolve(reference, environment) for name, reference in provider.secrets.items()})
             for tool_name, form in provider.tools.items():
                 name = f"{provider_name}.{tool_name}"
-                self._tools[name] = _tool(name, functions[name], form, secrets, call_seconds)
+                self._tools[name] = _Tool(
+                    name, functions[name], form.batch, min(form.timeout_seconds, call_seconds), secrets, known
+                )
         self._closed = False
         self._end_seconds = end_seconds
         self._abandoned_max = abandoned_max
@@ -224,10 +229,6 @@ class PythonCaller:
             task.exception()  # looked at, so that asyncio does not log it, with what may stand in it
 
 
-def _tool(name: str, functions: Functions, form: PythonTool, secrets: Mapping[str, str], call_seconds: float) -> _Tool:
-    return _Tool(name, functions, form.batch, min(form.timeout_seconds, call_seconds), secrets)
-
-
 async def _awaited(tool: _Tool, call: ProviderCall, inputs: tuple[JsonValue, ...]) -> tuple[MemberOutcome, ...]:
     """Run the function and read its result, in a task of its own: whatever fails in either is that task's exception."""
     terms = (call.idempotency_key, call.request_id, tool.seconds, tool.secrets)
@@ -245,6 +246,8 @@ async def _result(function: Function, argument: ToolCall | BatchCall) -> object:
         return said
     except SystemExit as error:
         raise _Exited(f"it called sys.exit({error.code!r})") from error
+    except KeyboardInterrupt as error:  # the function's own: a worker hears of the signal by its handler
+        raise _Exited("it raised KeyboardInterrupt") from error
 
 
 def _split(form: PythonBatch, keys: tuple[str, ...], result: object) -> tuple[MemberOutcome, ...]:
@@ -312,7 +315,7 @@ def _doubtful(code: str, message: str) -> tuple[MemberOutcome, ...]:
 
 def _told(tool: _Tool, outcomes: tuple[MemberOutcome, ...]) -> tuple[MemberOutcome, ...]:
     """The outcomes as they may be kept: no output with a secret in it (R10), and faults cut, without secrets, for people."""
-    secrets = tuple(tool.secrets.values())
+    secrets = tool.known
 
     def told(outcome: MemberOutcome) -> MemberOutcome:
         if isinstance(outcome, Answered):

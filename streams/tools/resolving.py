@@ -1,7 +1,7 @@
-"""Resolves the names that rows bring, in threads of its own (F4).
+"""Resolves the names of servers, those that rows bring and those of providers, in threads of its own (F4).
 
-The loop's own few threads resolve all other names too, those of brokers and providers: slow name servers, which anybody can name in
-a row, would hold all of them.
+The loop's own threads do other work too: slow name servers, which anybody can name in a row, would hold all of them, and so would
+Python tools that block, while a provider's name waits until its call is given up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OwnThreads(AbstractResolver):
     ) -> None:
         self._ask = ask
         self._waiting_max, self._seconds_max = waiting_max, seconds_max
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch-names")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="names")
         self._waiting = 0
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
@@ -47,6 +47,8 @@ class OwnThreads(AbstractResolver):
         try:
             async with asyncio.timeout(self._seconds_max):
                 found = await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+        except UnicodeError as error:
+            raise OSError("the name is none that can be resolved") from error
         except TimeoutError as error:
             raise OSError(f"no address within {self._seconds_max:g} s") from error
         finally:

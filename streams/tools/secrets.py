@@ -51,12 +51,22 @@ def _read(reference: str, path: Path) -> str:
 
 
 def resolve_all(providers: Providers, environment: Mapping[str, str]) -> dict[str, str]:
-    """The secrets of all HTTP providers that have one, by the provider's name; raises ``ConfigurationError`` as `resolve` does."""
-    return {
-        name: resolve(provider.auth.secret, environment)
-        for name, provider in providers.providers.items()
-        if isinstance(provider, Provider) and provider.auth is not None
-    }
+    """All secrets of a providers file: an HTTP provider's by its name, any other by its place in the file, which is no name.
+
+    An answer of whoever is called may repeat any secret that the process knows, so each caller looks for all of them (R10).
+    Raises ``ConfigurationError`` as `resolve` does.
+    """
+    found: dict[str, str] = {}
+    for name, provider in providers.providers.items():
+        if isinstance(provider, Provider):
+            if provider.auth is not None:
+                found[name] = resolve(provider.auth.secret, environment)
+            continue
+        for place, reference in provider.secret_references().items():
+            found[f"providers.{name}.{place}"] = resolve(reference, environment)
+    for name, entry in providers.fetch.secrets.items():
+        found[f"fetch.secrets.{name}"] = resolve(entry.secret, environment)
+    return found
 
 
 def excerpt(text: str, secrets: Iterable[str]) -> str:

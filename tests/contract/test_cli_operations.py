@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from streams.cli import main
@@ -23,6 +25,9 @@ RESOLVE = ("cell", "resolve")
         ((*RESOLVE, "run", KEY, "check", "--as", "unpaid", "--who", "x" * 201), "operation: who: String should have at most 200"),
         ((*RESOLVE, "run", KEY, "check", "--as", "paid", "--value", "{a:1}"), "--value: "),
         ((*RESOLVE, "run", KEY, "check", "--as", "paid", "--value", "\udcff"), "--value: "),
+        # It ended with a traceback of the library that writes JSON.
+        ((*RESOLVE, "run", KEY, "check", "--as", "paid", "--value", "[" * 300 + "]" * 300), "value: nested deeper than 200 levels"),
+        ((*RESOLVE, "run", KEY, "check", "--as", "paid", "--value", json.dumps("x" * 9_500_000)), "value: has 9,500,002 bytes"),
         (("receipt", "show", "ab"), "receipt 'ab': expected a whole key, 40 hexadecimal digits"),
         (("receipt", "show", ""), "receipt '': expected a whole key"),
         (("receipt", "forget", KEY[:-1] + "C"), "expected a whole key, 40 hexadecimal digits"),

@@ -94,6 +94,7 @@ async def test_U4_P3_not_done_is_tried_again_and_pauses_the_lane(asked: Any, wai
     [
         ("raise", "raised", "ConnectionResetError: with [secret] on the way"),
         ("exit", "raised", "sys.exit(3)"),
+        ("interrupt", "raised", "it raised KeyboardInterrupt"),  # B11: it ended the process, with all calls in flight
         ("cancel", "cancelled", "before it had a result"),
         ("objects", "bad_result", ""),  # its set, or that a batch's result is no list
         ("hang", "deadline", "no result within 0.05 s"),

@@ -80,6 +80,24 @@ def test_P9_the_gateways_own_catch_all_flag_outweighs_a_good_status(flag: object
     assert status({"status": "invalid", "catch_all": flag}) == INVALID
 
 
+@pytest.mark.parametrize(
+    "flags", [{"catch_all": False, "gateway_catch_all": True}, {"is_catch_all": "no", "accept_all": "yes"}, {"domain_catch_all": 1}]
+)
+def test_P9_any_flag_counts_and_not_only_the_first(flags: dict[str, object]) -> None:
+    """A gateway's *yes* was overlooked behind the domain's *no*: such an address was *verified*, and mail went to it."""
+    assert status({"status": "valid"} | flags) == CATCH_ALL
+    paths = {"name": "email_status", "paths": {"catch_all": "catch_all"}}
+    assert status({"status": "valid", "catch_all": False} | flags, getter=paths) == (CATCH_ALL if flags.get("catch_all") else VALID)
+
+
+def test_C6_runs_that_were_accepted_with_the_first_version_keep_its_cells() -> None:
+    output = json.dumps({"status": "valid", "catch_all": False, "gateway_catch_all": True}).encode()
+    old, new = ({"extract": None, "getter": f"email_status/{version}", "paths": {}} for version in (1, 2))
+    assert json.loads(extracted(output, json.dumps(old)))["status"] == "valid"
+    assert json.loads(extracted(output, json.dumps(new)))["status"] == "catch_all"
+    assert json.loads(str(extraction_of(column(getter="email_status"))))["getter"] == "email_status/2"
+
+
 @pytest.mark.parametrize("flag", [False, 0, "no", None, "perhaps", {}])
 def test_P9_a_flag_that_is_not_set_changes_nothing(flag: object) -> None:
     assert status({"status": "valid", "catch_all": flag}) == VALID
@@ -183,7 +201,7 @@ def test_C6_a_getter_that_runs_were_accepted_with_is_never_edited() -> None:
     """Another spelling is another version: else a replay would not give the cells that are in the sheet."""
     spellings = " ".join(f"{spelling}={status}" for spelling, status in sorted(SPELLINGS.items()))
     assert hashlib.sha256(spellings.encode()).hexdigest()[:16] == "923cfdd4c78c7574"
-    assert set(GETTERS) >= {"email_status/1", "boolean/1", "number/1", "text/1"}
+    assert set(GETTERS) >= {"email_status/1", "email_status/2", "boolean/1", "number/1", "text/1"}
 
 
 @given(

@@ -71,6 +71,10 @@ async def _done(given: Any, call: ToolCall | BatchCall) -> Any:
             raise NotDone("come back", given.get("seconds"))
         case "raise":
             raise ConnectionResetError(f"with {call.secrets['api_key']} on the way")
+        case "say":
+            raise RuntimeError(given["words"])
+        case "interrupt":
+            raise KeyboardInterrupt
         case "exit":
             sys.exit(3)
         case "cancel":
