@@ -389,10 +389,9 @@ class RowsEngine:
                 call = call_of(run, task.row.key, column.name, task.refreshed)
                 turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt or "", call))
                 cell.status = _SKIPPED
-            elif task.status is _UNKNOWN:
-                continue
+                turn.records.put(name, task)
             if task.status is _OPEN:
                 task.status = RowStatus.SKIPPED
                 turn.count(run, "skipped")
                 admission.settled(share, task.row)
-            turn.records.put(name, task)
+                turn.records.put(name, task)
