@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from schemas.beside import DUPLICATES, LAST_ANSWER, DuplicateLines, LastAnswer
 from schemas.counts import Hold as Hold
 from schemas.counts import RunRetries as RunRetries
 from schemas.events import AddedRow, CallCounts, CompiledPlay, Fault, Mark, Repeat, RetryBudget, RowCounts
@@ -383,9 +384,11 @@ RECORD_TYPES: Final[dict[bytes, type[msgspec.Struct]]] = {
     UNKNOWN: Unknown,
     CLOSED: ClosedRun,
     ANSWERED: Answered,
+    LAST_ANSWER: LastAnswer,
     FOLLOWERS: Followers,
     RETRIES: RunRetries,
     TASK: Task,
+    DUPLICATES: DuplicateLines,
     UNKNOWN_CELL: UnknownCell,
     SHEET: SheetRow,
     SHARE: RunShare,

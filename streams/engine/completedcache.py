@@ -40,8 +40,7 @@ def keep(turn: ReceiptsTurn, key: str, own: Receipt, n: int, epoch: int, digest:
     A refresh keeps the first value that was asked for by it, in the place of older ones (R2).
     """
     shared = turn.receipt(own.kept_under)
-    refresh = _refresh_of(own, epoch)
-    kept_epoch = 0 if refresh is None else shared.refreshes.index(refresh) + 1
+    kept_epoch = _kept_epoch(shared, own, epoch)
     if shared.current is not None and shared.current[0] >= kept_epoch:
         return
     if shared.repeat is None:
@@ -84,8 +83,12 @@ def _has_a_value_for(shared: Receipt, request: ToolRequested) -> bool:
     return request.refresh in shared.refreshes and shared.current[0] > shared.refreshes.index(request.refresh)
 
 
-def _refresh_of(own: Receipt, epoch: int) -> str | None:
-    """The full refresh that a value was asked for by; ``None`` for any other."""
+def _kept_epoch(shared: Receipt, own: Receipt, epoch: int) -> int:
+    """The newest full refresh that a value answers, by its place in the shared receipt; 0 for none.
+
+    A refresh of another kind has no place there, but answers the full ones that came before it.
+    """
     if not 0 < epoch <= len(own.refreshes) or not any(waiter.value_epoch for waiter in own.waiters.values()):
-        return None
-    return own.refreshes[epoch - 1]
+        return 0
+    answered = own.refreshes[:epoch]
+    return max((place for place, refresh in enumerate(shared.refreshes, 1) if refresh in answered), default=0)

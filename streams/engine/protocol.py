@@ -150,6 +150,7 @@ def complete(receipt: Receipt, n: int, epoch: int, value: str) -> bool:
         attempt = receipt.attempts[n] = Attempt()
     if attempt.out is not _VALUE:
         attempt.out, attempt.value = _VALUE, value
+        attempt.epoch = epoch if attempt.lease is None else attempt.epoch
         if receipt.current is None or receipt.current[0] < epoch:
             receipt.current = (epoch, n)
         return True

@@ -126,7 +126,10 @@ class ReceiptsEngine:
             case LeasesRenewed():
                 turn.outbox.effects.append(LeasesSeen(event.leases))
             case CallWithdrawn():
-                withdraw(turn.records, turn.receipt(event.receipt, calm=True), event)
+                receipt = turn.receipt(event.receipt, calm=True)
+                withdraw(turn.records, receipt, event)
+                if not receipt.open:
+                    turn.answered[event.receipt] = None
             case ReceiptResolved():
                 self._resolve(turn, event)
             case Probed():
@@ -178,16 +181,17 @@ class ReceiptsEngine:
             turn.newcomers.setdefault(event.receipt, {})[event.call] = waiter
 
     def _claim(self, turn: ReceiptsTurn, event: BatchClaimed) -> None:
-        payload = event.payload or event.members
-        if len(payload) > 1 and event.batch:
-            members = tuple((member.receipt, member.epoch, member.op) for member in payload)
-            turn.records.put(record_key(BATCH, event.batch), Batch(event.tool, event.lane, members))
         won: list[ClaimedMember] = []
         for member in event.members:
             receipt = turn.receipt(member.receipt)
             terms = (event.lease, event.generation, member.epoch, member.op, event.batch, event.job)
             if protocol.claim(receipt, member.n, *terms):
                 won.append(member)
+        payload = event.payload or event.members
+        if won and len(payload) > 1 and event.batch:
+            # Only what an attempt names is found again, and dropped some day.
+            members = tuple((member.receipt, member.epoch, member.op) for member in payload)
+            turn.records.put(record_key(BATCH, event.batch), Batch(event.tool, event.lane, members))
         if event.generation == turn.context.generation:
             # A copy was judged with the first, and its owner heard of that: a release now would free a call in flight.
             if won or all(turn.receipt(member.receipt).attempts[member.n].lease != event.lease for member in event.members):
@@ -225,6 +229,9 @@ class ReceiptsEngine:
         digest = hashlib.blake2b(output, digest_size=16).hexdigest()
         if not protocol.complete(receipt, n, epoch, digest):
             return
+        if not receipt.open:
+            # Nobody may be told of it, as of one that came after its receipt was dropped: the sweep is to find it all the same.
+            turn.answered[key] = None
         attempt = receipt.attempts[n]
         if attempt.value != digest:
             turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))

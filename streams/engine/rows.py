@@ -44,14 +44,14 @@ from schemas.states import (
     Task,
     record_key,
 )
-from streams.engine import admission, rowsize, runsweep, unknowncells
+from streams.engine import admission, duplicates, rowsize, runsweep, unknowncells
 from streams.engine.cells import Program, answered_cells, bucket_of, call_of, kept_under, lane_partition, next_column
 from streams.engine.getters import extracted
 from streams.engine.port import Context, Outbox, Records
 from streams.engine.program import MissingField
 from streams.engine.rowsturn import RowsTurn
 from streams.engine.runsweep import RunSweepPolicy
-from streams.engine.scopes import bound, scope_in, too_late, unmoved
+from streams.engine.scopes import bound, in_doubt, scope_in, too_late, unmoved
 from streams.engine.sheet import published
 
 SAMPLES_MAX = 3
@@ -136,9 +136,7 @@ class RowsEngine:
             name = tasks + key
             task = records.get(name, Task)
             if task is not None:
-                if row.position != task.row.position and row.position not in task.duplicates:
-                    task.duplicates = (*task.duplicates, row.position)
-                    records.put(name, task)
+                if row.position != task.row.position and duplicates.added(records, name, task, row.position):
                     turn.count(run, "seen")
                     turn.count(run, "duplicate")
                 continue
@@ -291,9 +289,14 @@ class RowsEngine:
         ended = share.cancelled or share.closing
         if fault is not None and (scope := scope_in(fault.code)) is not None:
             # What an earlier worker said of its providers file may be out of date: this run asks, and moves by what it hears then.
-            if not ended and (self._asks_again(turn, run, share, task, mark, event) or self._moves(turn, run, share, task, scope)):
+            if answer is _STILL_UNKNOWN:
+                fault = in_doubt(fault)
+            elif not ended and (
+                self._asks_again(turn, run, share, task, mark, event) or self._moves(turn, run, share, task, scope)
+            ):
                 return
-            fault = too_late(fault) if ended else unmoved(fault)
+            else:
+                fault = too_late(fault) if ended else unmoved(fault)
         if not ended and self._asks_again(turn, run, share, task, mark, event):
             return
         cell.mark, cell.fault = mark, rowsize.brief(fault)
@@ -386,8 +389,9 @@ class RowsEngine:
                 call = call_of(run, task.row.key, column.name, task.refreshed)
                 turn.outbox.send("tool-requests", partition, CallWithdrawn(cell.receipt or "", call))
                 cell.status = _SKIPPED
+                turn.records.put(name, task)
             if task.status is _OPEN:
                 task.status = RowStatus.SKIPPED
                 turn.count(run, "skipped")
                 admission.settled(share, task.row)
-            turn.records.put(name, task)
+                turn.records.put(name, task)

@@ -28,6 +28,7 @@ from schemas.states import (
     WaitingRows,
     record_key,
 )
+from streams.engine import duplicates
 from streams.engine.port import Context, Outbox, Records, Wake
 
 #: Tasks and shares that one turn looks at, at most, and the wait until the next turn, so that rows come first.
@@ -96,6 +97,7 @@ def _tasks(records: Records, run: str, row: str, limit: int) -> list[str]:
     for name, task in list(islice(records.scan(prefix, Task, after=prefix + row.encode() if row else None), limit)):
         rows.append(name[len(prefix) :].decode())
         if task.status is not RowStatus.OPEN and not any(cell.status in _WAITING for cell in task.cells.values()):
+            duplicates.dropped(records, name, task)
             records.delete(name)
     return rows
 

@@ -73,3 +73,11 @@ def too_late(fault: Fault) -> Fault:
     """The fault of a cell whose run has ended meanwhile, so that nothing more is asked for it."""
     text = "this run has ended; a next one asks under the keys of the account that holds now"
     return Fault(AUTH_SCOPE_CHANGED, f"{fault.message}: {text}", fault.repairable)
+
+
+def in_doubt(fault: Fault) -> Fault:
+    """The fault of a cell of which an earlier call may have been billed: until that is settled, no other key is used."""
+    text = (
+        "an earlier call of it lost its answer and may have been billed; settle that first, then it moves to the keys that hold now"
+    )
+    return Fault(AUTH_SCOPE_CHANGED, f"{fault.message}: {text}", fault.repairable)

@@ -30,7 +30,7 @@ from schemas.states import (
     Waiter,
     record_key,
 )
-from streams.engine import thinning, unknowns
+from streams.engine import lastanswers, thinning, unknowns
 from streams.engine.batches import Batches, doubtful
 from streams.engine.operations import tell
 from streams.engine.port import Context, Outbox, Records, Wake
@@ -78,6 +78,8 @@ class _Look:
     looked: int = 0
     #: Receipts that are to come again.
     again: dict[str, None] = field(default_factory=dict)
+    #: Receipts whose last day was put off, by the time under which they are to stand.
+    behind: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def room_left(self) -> int:
@@ -115,10 +117,14 @@ def finish(
 
 def index(records: Records, context: Context, receipts: Iterable[str]) -> None:
     """Put receipts whose callers were answered in this turn into the index."""
+    _put(records, "", context.now_ms, receipts)
+
+
+def _put(records: Records, stage: str, at_ms: int, receipts: Iterable[str]) -> None:
     left = list(receipts)
     for start in range(0, len(left), ENTRY_MAX):
         place = 0
-        while records.get(name := _name("", context.now_ms, start + place), Answered) is not None:
+        while records.get(name := _name(stage, at_ms, start + place), Answered) is not None:
             place += 1
         records.put(name, Answered(tuple(left[start : start + ENTRY_MAX])))
 
@@ -132,6 +138,8 @@ def sweep(records: Records, outbox: Outbox, context: Context, event: SweepDue | 
         _receipts(look, event)
     if look.again:
         index(records, context, look.again)
+    for at_ms, receipts in look.behind.items():
+        _put(records, _SECOND, at_ms, receipts)
     if after is not None or look.room_left <= 0 or look.looked == PORTION_MAX:
         outbox.effects.append(Wake(context.now_ms + PAUSE_MS, after or due))
     elif policy is not None:
@@ -161,7 +169,7 @@ def _callers(look: _Look, event: SweepDue | SweepGoesOn) -> SweepGoesOn | None:
                 break
             if left:
                 look.again[key] = None
-            elif page.kept:
+            elif page.kept and lastanswers.met(records, key, _time_of("", name)):
                 kept.append(key)
         _moved(records, name, rest, kept)
         if stopped is not None:
@@ -197,12 +205,17 @@ def _receipts(look: _Look, event: SweepDue | SweepGoesOn) -> None:
                 rest = entry.receipts[place:]
                 break
             look.room -= 1
+            if not lastanswers.stands_at(records, key, _time_of(_SECOND, name)):
+                continue
             receipt = records.get(record_key(RECEIPT, key), Receipt)
             if receipt is None or is_stub(receipt):
-                continue
-            # Very many callers that came since the first look go by another one, in pages.
-            if receipt.overflow or in_use(look.records, look.batches, key, receipt):
+                lastanswers.over(records, key)
+            elif receipt.waiters or receipt.overflow or in_use(look.records, look.batches, key, receipt):
+                # Callers that came since the first look go by another one, in pages; that tells when they were answered, too.
+                lastanswers.over(records, key)
                 look.again[key] = None
+            elif (behind_ms := lastanswers.put_behind(records, key, event.drop_before_ms)) is not None:
+                look.behind.setdefault(behind_ms, []).append(key)
             else:
                 look.room -= len(receipt.attempts)
                 drop(records, look.batches, key, receipt)
@@ -277,6 +290,7 @@ def drop(records: Records, batches: Batches, key: str, receipt: Receipt) -> None
             records.delete(record_key(VALUE, key, str(n)))
     for n, digest in receipt.aside:
         records.delete(record_key(VALUE, key, str(n), digest))
+    lastanswers.over(records, key)
     if records.get(ASK + key.encode(), Ask) is not None:
         records.delete(ASK + key.encode())
     n = max(receipt.attempts, default=0)
@@ -362,10 +376,13 @@ def _due(records: Records, stage: str, until_ms: int) -> Iterator[tuple[bytes, A
     """Entries of the index up to a time, oldest first."""
     prefix = ANSWERED + stage.encode()
     for name, entry in records.scan(prefix, Answered):
-        text = name[len(prefix) :].decode()
-        if text.startswith(_SECOND) or int(text.partition(":")[0]) > until_ms:
+        if name.startswith(_SECOND.encode(), len(prefix)) or _time_of(stage, name) > until_ms:
             return
         yield name, entry
+
+
+def _time_of(stage: str, name: bytes) -> int:
+    return int(name[len(ANSWERED) + len(stage) :].partition(b":")[0])
 
 
 def _name(stage: str, at_ms: int, place: int) -> bytes:

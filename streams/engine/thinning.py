@@ -21,13 +21,13 @@ def thin(records: Records, key: str, receipt: Receipt) -> bool:
     the current one is ever told again. Where nothing is in doubt it gets the last refusal of its epoch or a later one: so no
     refusal is told again once there is a later one of its epoch or a later one.
     """
-    current = -1 if receipt.current is None else receipt.current[0]
+    current, supplier = receipt.current or (-1, 0)
     refused = {n for n, attempt in receipt.attempts.items() if attempt.lease is not None and _is_refused(receipt, n)}
     last = 0 if doubtful(receipt) else max(refused, default=0)
     changed = False
     for n, attempt in receipt.attempts.items():
         below = attempt.epoch < current and (attempt.released or attempt.out not in (None, Out.AMBIGUOUS))
-        if not below and not (n < last and n in refused and attempt.epoch <= receipt.attempts[last].epoch):
+        if n == supplier or (not below and not (n < last and n in refused and attempt.epoch <= receipt.attempts[last].epoch)):
             continue
         if attempt.fault is not None or attempt.output is not None:
             attempt.fault = attempt.output = None

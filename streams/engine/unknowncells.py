@@ -17,6 +17,8 @@ from streams.engine.rowsturn import RowsTurn
 
 #: Settles a row: run, its share, the task, and the row's new status.
 Settle = Callable[[RowsTurn, str, RunShare, Task, RowStatus], None]
+#: Cells that still wait for an answer.
+_IN_DOUBT = (CellStatus.RUNNING, CellStatus.UNKNOWN)
 
 
 def note(turn: RowsTurn, event: AttemptUnknown) -> None:
@@ -25,7 +27,7 @@ def note(turn: RowsTurn, event: AttemptUnknown) -> None:
         run, row, column, refreshed = cell_of(call)
         task = turn.records.get(record_key(TASK, run, row), Task)
         cell = None if task is None or task.refreshed != refreshed else task.cells.get(column)
-        if cell is not None and cell.status in (CellStatus.RUNNING, CellStatus.UNKNOWN):
+        if cell is not None and cell.status in _IN_DOUBT:
             turn.records.put(record_key(UNKNOWN_CELL, run, row, column), UnknownCell(event.receipt, event.n, event.epoch))
 
 
@@ -45,7 +47,12 @@ def resolve(turn: RowsTurn, event: CellResolved, settle: Settle) -> None:
     if share.play is None or task is None:
         _tell(turn, event, "unknown_row", f"run {event.run} has no row with the key {event.row}")
         return
-    if unknown is None:
+    cell = task.cells.get(event.column)
+    if unknown is not None and (cell is None or cell.status not in _IN_DOUBT):
+        # Of before: a cell that had moved to other keys while its call was in doubt was answered there.
+        over(turn, event.run, event.row, event.column)
+        unknown = None
+    if unknown is None or cell is None:
         _tell(turn, event, "not_unknown", f"column {event.column} of this row is {_state(turn, share, task, event)}")
         return
     column = next(column for column in share.play.columns if column.name == event.column)
@@ -54,7 +61,6 @@ def resolve(turn: RowsTurn, event: CellResolved, settle: Settle) -> None:
     _tell(turn, event, "", "", unknown)
     if event.output is None and (share.closing or share.cancelled):
         # Nobody is left in this run who could ask again: that is for the next one.
-        cell = task.cells[event.column]
         cell.status = CellStatus.FAILED
         said = f": {event.why}" if event.why else ""
         cell.fault = Fault(

@@ -251,6 +251,16 @@ def test_Y2_R2_a_failed_refresh_takes_a_completed_value_and_replaces_none() -> N
     assert told(table.given(asks("s", AGAIN, of="two"))) == [("s", "cache", b'"a"')]
 
 
+def test_Y2_R2_a_value_of_a_failed_refresh_behind_a_full_one_is_kept_for_the_full_one() -> None:
+    """Crash of each owner: such a refresh has no place under the shared receipt, where its value was to be put."""
+    table = g.receipts()
+    table.given(asks("r", FULL, of="one"))
+    table.given(msgspec.structs.replace(asks("r", AGAIN, of="one"), call="one:r:c~1", refresh="by one, again"))
+    table.given(claimed("r", epoch=2), ended("r", epoch=2))
+    assert (kept(table), record(table).current) == (b'"r"', (1, 1))
+    assert told(table.given(asks("s", FULL, of="one"))) == [("s", "cache", b'"r"')]
+
+
 # --- the sweep ----------------------------------------------------------------------------------------------
 
 

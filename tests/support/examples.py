@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from schemas import commands, requests
+from schemas.beside import DuplicateLines, LastAnswer
 from schemas.events import (
     AddedRow,
     Ambiguous,
@@ -273,6 +274,8 @@ RECORD_EXAMPLES: Mapping[str, msgspec.Struct] = {
     "u Unknown": Unknown(1, 2, 7, "acme.verify", "org/acme", 1_800_000_000_123),
     "x ClosedRun": ClosedRun(1_800_000_000_123),
     "g Answered": Answered(("9f" * 20, "a0" * 20)),
+    "l LastAnswer": LastAnswer(1_800_000_000_123, 1_799_996_400_000),
+    "m DuplicateLines": DuplicateLines(b"\x05" + bytes(127)),
     "d UnknownCell": UnknownCell("9f" * 20, 1, 2),
     "k Task": Task(
         ROW,
