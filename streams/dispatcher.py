@@ -360,18 +360,13 @@ class Dispatcher(Companion):
                     if due := flights if beats % 2 == 0 else [flight for flight in flights if flight.is_batch]:
                         self._watch(self._renewals.beat(partition, due))
             for partition, owned in self._partitions.items():
-                if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
-                    owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
-                    for topic in PROBED_TOPICS:
-                        self._say(topic, partition, Probed(owned.probe))
+                if not owned.marks and owned.watch.run_out(partial(self._ours, owned)):
+                    for topic, mark in owned.mark(PROBED_TOPICS).items():
+                        self._say(topic, partition, Probed(mark))
 
     def _probed(self, owned: OwnedPartition, effect: ProbeSeen) -> None:
-        if effect.probe != owned.probe:
+        if not owned.read_back(effect.probe):
             return
-        owned.probes_seen += 1
-        if owned.probes_seen < len(PROBED_TOPICS):
-            return
-        owned.probe = None
         for lease, members in owned.watch.run_out(partial(self._ours, owned)):
             log.warning("lease %s of %d receipts has expired", lease, len(members))
             owned.actor.inbox.command(judgement(lease, members, owned.actor, self._providers, self.settings.attempts_max))
