@@ -290,7 +290,8 @@ class Dispatcher(Companion):
     async def _slot(self, flight: Flight) -> bool:
         """Wait until the lane has room for this call; false where the worker stops or the partition is taken away meanwhile."""
         owned = self._partitions.get(flight.partition)
-        if owned is None or owned.actor is not flight.actor:
+        # Granted in the very moment of the stop: who waits for room from now on is woken by nobody.
+        if self._stopping or owned is None or owned.actor is not flight.actor:
             return False
         lane = owned.lanes[flight.lane]
         while not lane.is_free(for_batch=flight.is_batch):
