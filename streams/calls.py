@@ -37,7 +37,7 @@ from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
 from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError
-from streams.guarded import Guarded
+from streams.guarded import Guarded, is_cancelled
 from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
@@ -252,6 +252,11 @@ class Calls:
             self._on_end(flight)
         except PaidonceError as error:
             self._fail(error)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            log.exception("a call of %s was cancelled from within", flight.tool)
+            self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: it was cancelled from within"))
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
             log.exception("a call of %s ended in a defect", flight.tool)
             self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))

@@ -37,7 +37,7 @@ from streams.errors import PaidonceError, StateError
 from streams.gates import Gates
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch, judgement, steady_clock
-from streams.loudly import heard
+from streams.loudly import called, heard
 from streams.outbox import EventPublisher
 from streams.ownership import OwnedPartition
 from streams.reconciler import Reconciler
@@ -229,14 +229,14 @@ class Dispatcher(Companion):
                 owned.claimed.update(member.receipt for member in flight.members)
                 claims.append(flight.claim)
         except PaidonceError as error:
-            # Timers have nobody above them who would hear of it (B11).
             self._fail(error)
             return
         if claims:
             self._say("receipt-claims", partition, *claims)
         if look_again is not None:
             delay = max(0.0, look_again - self._clock())
-            owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
+            again = partial(called, self._fail, f"looking at lane {name}", self._depart, partition, owned, name)
+            owned.timers[name] = asyncio.get_running_loop().call_later(delay, again)
 
     def _depart_all(self) -> None:
         for partition, owned in self._partitions.items():
@@ -342,7 +342,8 @@ class Dispatcher(Companion):
         # Calls end in flocks, as their outcomes are acknowledged together: one look at the lane is enough for all of them.
         if flight.lane not in owned.departing:
             owned.departing.add(flight.lane)
-            asyncio.get_running_loop().call_soon(self._depart_soon, flight.partition, owned, flight.lane)
+            soon = partial(self._depart_soon, flight.partition, owned, flight.lane)
+            asyncio.get_running_loop().call_soon(called, self._fail, f"looking at lane {flight.lane}", soon)
 
     # --- leases ----------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from tests.support.dispatch import LANE, World, member, story
 
 @story(pace={"concurrency": 1})
 async def test_L7_a_call_that_is_granted_in_the_very_moment_of_the_stop_is_given_back(it: World) -> None:
-    """L7: the stop's task was ready when the turn's effects came. The call then waited for its place, of which nobody tells a worker
-    that stops; it was cut off after the grace time, kept its lease, and ended as unknown, though nothing was sent.
+    """L7: the stop's task was ready when the turn's effects came. The call then waited for its place, of which nobody tells a
+    worker that stops; it was cut off after the grace time, kept its lease, and ended as unknown, though nothing was sent.
     """
     await it.asks("a")
     it.say("receipt-claims", BatchClaimed(LANE, "p.never", "", "theirs", 1, (member("z"),)))
