@@ -49,8 +49,8 @@ def unreadable(consumer: AIOKafkaConsumer, error: Exception) -> StateError | Non
         if records is None or records._records_iterator is None or records._records_iterator.gi_frame is not None:
             continue
         return StateError(
-            f"{tp.topic}/{tp.partition}@{records.next_fetch_offset}: this record, or the batch that it begins, cannot be taken apart "
-            f"({error!r}); whoever wrote it breaks Kafka's protocol. Nothing was folded from it, and nothing behind it can be"
+            f"{tp.topic}/{tp.partition}@{records.next_fetch_offset}: this record, or the batch that it begins, cannot be taken "
+            f"apart ({error!r}); whoever wrote it breaks Kafka's protocol. Nothing was folded from it, and nothing behind it can be"
         )
     return None
 
