@@ -51,6 +51,8 @@ class EventPublisher:
         self._flushing: asyncio.Task[None] | None = None
         #: What is being handed over, one after the other for each partition.
         self._handing: dict[Place, asyncio.Task[None]] = {}
+        #: The producer that each of them is waiting for.
+        self._through: dict[Place, AIOKafkaProducer] = {}
         self._flushed_at = 0.0
         #: Acknowledgements that are waited for, with the producer that each is to come from.
         self._sends: dict[asyncio.Task[None], AIOKafkaProducer] = {}
@@ -124,7 +126,9 @@ class EventPublisher:
     def _handed(self, place: Place, waiting: Sequence[Waiting], task: asyncio.Task[None]) -> None:
         """A partition has room for what gathered meanwhile."""
         del self._handing[place]
-        _hear(place, waiting, task)
+        self._through.pop(place, None)
+        # Cut off with its producer: what comes behind it would overtake it when it is published again.
+        _hear(place, [*waiting, *(self._queues.pop(place, ()) if task.cancelled() else ())], task)
         if place in self._queues:
             self._next(place)
 
@@ -145,6 +149,7 @@ class EventPublisher:
     async def _send(self, place: Place, values: Sequence[bytes], waiting: Sequence[Waiting]) -> Unreachable | None:
         (topic, partition), producer, futures = place, self._producer, []
         headers = envelope.headers_of(topic)
+        self._through[place] = producer
         try:
             for value in values:
                 futures.append((value, await producer.send(self._prefix + topic, value, partition=partition, headers=headers)))
@@ -182,8 +187,6 @@ class EventPublisher:
                 while handing := self._under_way():
                     await asyncio.wait(handing)
         await self._put_away(self._producer)
-        for task in self._handing.values():
-            task.cancel()
         if self._leaving:
             await asyncio.wait(self._leaving)
 
@@ -195,6 +198,8 @@ class EventPublisher:
         await put_away(producer)
         for task in [task for task, sent_by in self._sends.items() if sent_by is producer]:
             task.cancel()
+        for place in [place for place, waited_for in self._through.items() if waited_for is producer]:
+            self._handing[place].cancel()
 
 
 def _parcels(place: Place, waiting: Sequence[Waiting]) -> Iterator[tuple[Sequence[bytes], Sequence[Waiting]]]:

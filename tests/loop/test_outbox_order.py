@@ -125,6 +125,26 @@ async def test_T12_what_waits_behind_a_message_that_failed_fails_with_it_so_that
     await publisher.stop()
 
 
+async def test_T12_what_waits_for_a_producer_that_was_replaced_fails_with_it_and_holds_nothing_up() -> None:
+    """Else the next heartbeats of that partition would wait for as long as aiokafka does for room, ten seconds."""
+    first, second = Filling(CLAIMS), Filling()
+    publisher = await publisher_over(first)
+    claimed = publisher.enqueue(CLAIMS, 0, [claim()])
+    await eventually("the claim waits for its batch", lambda: first.asked)
+    released = publisher.enqueue(CLAIMS, 0, [release()])
+    first.trouble[ENDS] = KafkaTimeoutError()
+    with pytest.raises(Unreachable):
+        await publisher.publish(ENDS, 0, [answer()])
+    publisher.producer = second
+    await publisher.renew()
+    for waiting in (claimed, released):
+        with pytest.raises(Unreachable, match="receipt-claims/0: the producer was given up"):
+            await asyncio.wait_for(waiting, 5)
+    await publisher.publish(CLAIMS, 0, [claim()])
+    assert second.taken[CLAIMS] == ["BatchClaimed"]
+    await publisher.stop()
+
+
 async def test_B11_a_defect_while_handing_over_is_told_to_who_waits_and_ends_no_later_publication() -> None:
     """B11: what is no trouble with the broker ended the task that flushes, and everybody waited for ever."""
     producer = Filling()
