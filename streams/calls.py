@@ -11,9 +11,10 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from schemas import address
 from schemas.events import (
@@ -36,7 +37,7 @@ from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
 from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError
-from streams.guarded import Guarded
+from streams.guarded import Guarded, is_cancelled
 from streams.jobs import Jobs, job_started
 from streams.settings import Settings
 from streams.settlement import Settlement
@@ -56,6 +57,9 @@ from streams.tools.port import (
 from streams.turn import Actor, Checkpoint
 
 log = logging.getLogger(__name__)
+
+#: What may pass at a stop until calls that were cut off before they were sent are given back.
+GIVE_BACK_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class Flight:
     job: str | None = None
     #: It has its slot in the lane.
     counted: bool = False
+    #: Its caller was asked: it may be at the provider.
+    sent: bool = False
     #: When the last heartbeat that counts was sent (see ``renewals``).
     renewed_at: float = float("-inf")
     #: Its end, where this worker may not make it: by its providers file, or for a record of its batch that is gone.
@@ -203,14 +209,28 @@ class Calls:
         their leases.
         """
         self._ending.set()
-        tasks = [task for _, task in self._tasks.values()]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=grace_seconds)
+        flights = {task: flight for flight, task in self._tasks.values()}
+        if flights:
+            _, late = await asyncio.wait(flights, timeout=grace_seconds)
             for task in late:
                 task.cancel()
             if late:
                 log.warning("%d calls had not ended after %g s of grace", len(late), grace_seconds)
                 await asyncio.wait(late)
+                await self._give_back([flights[task] for task in late if not flights[task].sent])
+
+    async def _give_back(self, flights: Sequence[Flight]) -> None:
+        """Nothing was sent for these, so none may end as unknown when its lease is over (L7)."""
+        try:
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await asyncio.gather(*map(self._release, flights))
+        except TimeoutError:
+            log.warning("some of %d calls that were not sent could not be given back", len(flights))
+        except PaidonceError as error:
+            self._fail(error)
+
+    async def _release(self, flight: Flight) -> None:
+        await self._settlement.say("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
 
     async def close(self) -> None:
         """Release the caller's connections."""
@@ -220,7 +240,7 @@ class Calls:
         try:
             report = await self._call(flight)
             if report is None:
-                await self._settlement.say("receipt-claims", flight.partition, [LeaseReleased(flight.lease, flight.members)])
+                await self._release(flight)
                 self._tasks.pop(flight.lease, None)
                 self._on_end(flight)
                 return
@@ -232,6 +252,11 @@ class Calls:
             self._on_end(flight)
         except PaidonceError as error:
             self._fail(error)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            log.exception("a call of %s was cancelled from within", flight.tool)
+            self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: it was cancelled from within"))
         except Exception as error:  # the other shell that may: nothing that was queued may be stranded in silence (B11)
             log.exception("a call of %s ended in a defect", flight.tool)
             self._fail(PaidonceError(f"the dispatcher failed in a call of {flight.tool}: {error!r}"))
@@ -266,6 +291,7 @@ class Calls:
             batch=flight.batch,
             job=flight.job,
         )
+        flight.sent = True
         report = await self._jobs.followed(call, await self._caller.call(call), partial(self._announce, flight))
         self._on_answer(flight, report)
         return report

@@ -37,7 +37,7 @@ from streams.errors import PaidonceError, StateError
 from streams.gates import Gates
 from streams.journal import AnswerJournal
 from streams.leases import LeaseWatch, judgement, steady_clock
-from streams.loudly import heard
+from streams.loudly import called, heard
 from streams.outbox import EventPublisher
 from streams.ownership import OwnedPartition
 from streams.reconciler import Reconciler
@@ -229,14 +229,14 @@ class Dispatcher(Companion):
                 owned.claimed.update(member.receipt for member in flight.members)
                 claims.append(flight.claim)
         except PaidonceError as error:
-            # Timers have nobody above them who would hear of it (B11).
             self._fail(error)
             return
         if claims:
             self._say("receipt-claims", partition, *claims)
         if look_again is not None:
             delay = max(0.0, look_again - self._clock())
-            owned.timers[name] = asyncio.get_running_loop().call_later(delay, self._depart, partition, owned, name)
+            again = partial(called, self._fail, f"looking at lane {name}", self._depart, partition, owned, name)
+            owned.timers[name] = asyncio.get_running_loop().call_later(delay, again)
 
     def _depart_all(self) -> None:
         for partition, owned in self._partitions.items():
@@ -290,7 +290,8 @@ class Dispatcher(Companion):
     async def _slot(self, flight: Flight) -> bool:
         """Wait until the lane has room for this call; false where the worker stops or the partition is taken away meanwhile."""
         owned = self._partitions.get(flight.partition)
-        if owned is None or owned.actor is not flight.actor:
+        # Granted in the very moment of the stop: who waits for room from now on is woken by nobody.
+        if self._stopping or owned is None or owned.actor is not flight.actor:
             return False
         lane = owned.lanes[flight.lane]
         while not lane.is_free(for_batch=flight.is_batch):
@@ -341,7 +342,8 @@ class Dispatcher(Companion):
         # Calls end in flocks, as their outcomes are acknowledged together: one look at the lane is enough for all of them.
         if flight.lane not in owned.departing:
             owned.departing.add(flight.lane)
-            asyncio.get_running_loop().call_soon(self._depart_soon, flight.partition, owned, flight.lane)
+            soon = partial(self._depart_soon, flight.partition, owned, flight.lane)
+            asyncio.get_running_loop().call_soon(called, self._fail, f"looking at lane {flight.lane}", soon)
 
     # --- leases ----------------------------------------------------------------------------------------------
 
@@ -360,18 +362,13 @@ class Dispatcher(Companion):
                     if due := flights if beats % 2 == 0 else [flight for flight in flights if flight.is_batch]:
                         self._watch(self._renewals.beat(partition, due))
             for partition, owned in self._partitions.items():
-                if owned.probe is None and owned.watch.run_out(partial(self._ours, owned)):
-                    owned.probe, owned.probes_seen = uuid.uuid4().hex, 0
-                    for topic in PROBED_TOPICS:
-                        self._say(topic, partition, Probed(owned.probe))
+                if not owned.marks and owned.watch.run_out(partial(self._ours, owned)):
+                    for topic, mark in owned.mark(PROBED_TOPICS).items():
+                        self._say(topic, partition, Probed(mark))
 
     def _probed(self, owned: OwnedPartition, effect: ProbeSeen) -> None:
-        if effect.probe != owned.probe:
+        if not owned.read_back(effect.probe):
             return
-        owned.probes_seen += 1
-        if owned.probes_seen < len(PROBED_TOPICS):
-            return
-        owned.probe = None
         for lease, members in owned.watch.run_out(partial(self._ours, owned)):
             log.warning("lease %s of %d receipts has expired", lease, len(members))
             owned.actor.inbox.command(judgement(lease, members, owned.actor, self._providers, self.settings.attempts_max))

@@ -6,6 +6,7 @@ worker, and then each worker that takes its partition over: one row, or one stra
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from schemas.events import Fault
@@ -27,6 +28,12 @@ class Guarded:
             report = await self._caller.call(call)
         except PaidonceError:  # these say that nothing may go on
             raise
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # Out of something that the caller shares with others, and somebody else cancelled: nobody asked this call to end.
+            log.exception("a call of %s for %s was cancelled from within", call.tool, _names(call))
+            return _doubtful(call, "it was cancelled from within; the worker's log has its traceback")
         except Exception as error:  # of the dispatcher's shell, which may: a defect in one call is not to end all the others (B11)
             log.exception("a call of %s for %s ended in a defect", call.tool, _names(call))
             # Not its text: a part of a row, of an answer or of a secret may stand there, and this goes into events (V3).
@@ -39,6 +46,12 @@ class Guarded:
     async def close(self) -> None:
         """See ``Caller``."""
         await self._caller.close()
+
+
+def is_cancelled() -> bool:
+    """Somebody asked the running task to end; else a CancelledError in it comes from elsewhere, and no stop is waiting for it."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _names(call: ProviderCall) -> str:

@@ -67,12 +67,19 @@ class AnswerJournal:
         self._fd: int
         self._size: int
         self._full_at: int
+        self._written = False
         self._open(self._inherited[-1] if self._inherited else path)
 
     def unpublished(self) -> list[Entry]:
         """What the process before this one read but may not have published: partition and events."""
         found: list[Entry] = []
         files = self._files()
+        if not self._written:
+            # Opened before the folder was locked: whoever was in it may have written to the file since, or removed it.
+            os.close(self._fd)
+            self._own.clear()
+            self._open(files[-1] if files else self._path)
+            files = self._files()
         self._inherited = [path for path in files if path not in self._own]
         for path in files:
             data = path.read_bytes()
@@ -96,6 +103,7 @@ class AnswerJournal:
 
         What it returns is for ``published``. Raises ``OSError`` where the disk is full.
         """
+        self._written = True
         if self._size >= self._full_at:
             self._begin_next()
         body = _encode(list(events))

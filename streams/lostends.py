@@ -19,6 +19,7 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 
 from schemas.states import TURN_KEY
+from streams.consumers import reading
 from streams.errors import Unreachable
 from streams.producers import ProducerPair
 
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 ENDED_KEY: Final = b"\x00ended"
 #: What finding out and ending may take.
 END_SECONDS: Final = 20.0
+#: The turn's record in the journal may be that much older than the one in the changelog, where a topic has the broker's times: both
+#: are of one transaction, which takes 20 s at most.
+EARLIER_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Lost:
         where, key = TopicPartition(self.journal, tp.partition), f"{self.table}/{tp.partition}".encode()
         async with self._consumer(where, "read_uncommitted") as consumer:
             end = (await consumer.end_offsets([where]))[where]
-            began = (await consumer.offsets_for_times({where: turn.timestamp}))[where]
+            began = (await consumer.offsets_for_times({where: max(0, turn.timestamp - EARLIER_MS)}))[where]
         if began is None:
             return False
         # Up to an end that is shown only when no transaction before it is open any more.
@@ -97,13 +101,9 @@ class Lost:
 
     @contextlib.asynccontextmanager
     async def _consumer(self, tp: TopicPartition, isolation: str) -> AsyncIterator[AIOKafkaConsumer]:
-        consumer = AIOKafkaConsumer(**self.connection, group_id=None, enable_auto_commit=False, isolation_level=isolation)
-        await consumer.start()
-        try:
+        async with reading(self.connection, isolation_level=isolation) as consumer:
             consumer.assign([tp])
             yield consumer
-        finally:
-            await consumer.stop()
 
 
 def _lost(tp: TopicPartition, since: int) -> str:

@@ -6,9 +6,12 @@ Events for one partition that are handed over in the same moment travel in one e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -17,6 +20,13 @@ from schemas import envelope
 from schemas.events import Event
 from streams.errors import PaidonceError, StateError, Unreachable
 from streams.producers import MESSAGE_BYTES_MAX, STOP_SECONDS, OnPublished, put_away
+
+log = logging.getLogger(__name__)
+
+#: Topic without prefix, and partition.
+Place: TypeAlias = tuple[str, int]
+#: Events in order, and who waits until they are acknowledged.
+Waiting: TypeAlias = tuple[Sequence[Event], asyncio.Future[None]]
 
 #: Two flushes are at least this far apart.
 GATHER_SECONDS = 0.005
@@ -37,8 +47,12 @@ class EventPublisher:
         self._connection = connection
         self._on_published = on_published
         self._prefix = topic_prefix
-        self._queues: dict[tuple[str, int], list[tuple[Sequence[Event], asyncio.Future[None]]]] = {}
+        self._queues: dict[Place, list[Waiting]] = {}
         self._flushing: asyncio.Task[None] | None = None
+        #: What is being handed over, one after the other for each partition.
+        self._handing: dict[Place, asyncio.Task[None]] = {}
+        #: The producer that each of them is waiting for.
+        self._through: dict[Place, AIOKafkaProducer] = {}
         self._flushed_at = 0.0
         #: Acknowledgements that are waited for, with the producer that each is to come from.
         self._sends: dict[asyncio.Task[None], AIOKafkaProducer] = {}
@@ -98,43 +112,55 @@ class EventPublisher:
         # A moment after the last flush, more is likely to come: what gathers costs one message instead of many.
         await asyncio.sleep(max(0.0, self._flushed_at + GATHER_SECONDS - time.monotonic()))
         self._flushed_at = time.monotonic()
-        queues, self._queues = self._queues, {}
         self._flushing = None
-        for (topic, partition), waiting in queues.items():
-            try:
-                values = list(envelope.pack(event for events, _ in waiting for event in events))
-            except envelope.EventTooLarge:
-                await self._one_by_one(topic, partition, waiting)
-            else:
-                await self._hand_over(topic, partition, values, [done for _, done in waiting])
+        for place in [place for place in self._queues if place not in self._handing]:
+            self._next(place)
 
-    async def _one_by_one(
-        self, topic: str, partition: int, waiting: Sequence[tuple[Sequence[Event], asyncio.Future[None]]]
-    ) -> None:
-        """One event is larger than a message may be: it fails alone, and not what was gathered with it (S2)."""
-        for events, done in waiting:
-            try:
-                values = list(envelope.pack(events))
-            except envelope.EventTooLarge as error:
-                _settle([done], StateError(f"cannot publish to {topic}/{partition}: {error}"))
-            else:
-                await self._hand_over(topic, partition, values, [done])
+    def _next(self, place: Place) -> None:
+        """Hand over what has gathered for a partition."""
+        waiting = self._queues.pop(place)
+        task = asyncio.create_task(self._hand_over(place, waiting))
+        self._handing[place] = task
+        task.add_done_callback(partial(self._handed, place, waiting))
 
-    async def _hand_over(
-        self, topic: str, partition: int, values: Sequence[bytes], waiting: Sequence[asyncio.Future[None]]
-    ) -> None:
-        """Handing over keeps the order; acknowledgements are awaited apart, so that one partition does not hold up another."""
-        producer, futures, headers = self._producer, [], envelope.headers_of(topic)
+    def _handed(self, place: Place, waiting: Sequence[Waiting], task: asyncio.Task[None]) -> None:
+        """A partition has room for what gathered meanwhile."""
+        del self._handing[place]
+        self._through.pop(place, None)
+        # Cut off with its producer: what comes behind it would overtake it when it is published again.
+        _hear(place, [*waiting, *(self._queues.pop(place, ()) if task.cancelled() else ())], task)
+        if place in self._queues:
+            self._next(place)
+
+    async def _hand_over(self, place: Place, waiting: Sequence[Waiting]) -> None:
+        """Handing over keeps the order of a partition: aiokafka lets one wait for a full batch, and others pass it meanwhile.
+
+        Acknowledgements are awaited apart, and each partition apart from the others, so that one does not hold up another.
+        """
+        parcels = list(_parcels(place, waiting))
+        for position, (values, gathered) in enumerate(parcels):
+            error = await self._send(place, values, gathered)
+            if error is not None:
+                # What comes behind it would overtake it when it is published again.
+                rest = [one for _, parcel in parcels[position:] for one in parcel]
+                _settle([*rest, *self._queues.pop(place, ())], error)
+                return
+
+    async def _send(self, place: Place, values: Sequence[bytes], waiting: Sequence[Waiting]) -> Unreachable | None:
+        (topic, partition), producer, futures = place, self._producer, []
+        headers = envelope.headers_of(topic)
+        self._through[place] = producer
         try:
             for value in values:
                 futures.append((value, await producer.send(self._prefix + topic, value, partition=partition, headers=headers)))
         except KafkaError as error:
             self._failed = self._failed or producer is self._producer
-            _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
-            return
+            return Unreachable(f"cannot publish to {topic}/{partition}: {error!r}")
         task = asyncio.create_task(self._acknowledged(topic, partition, producer, futures, waiting))
         self._sends[task] = producer
         task.add_done_callback(self._sends.pop)
+        task.add_done_callback(partial(_hear, place, waiting))
+        return None
 
     async def _acknowledged(
         self,
@@ -142,7 +168,7 @@ class EventPublisher:
         partition: int,
         producer: AIOKafkaProducer,
         futures: Sequence[tuple[bytes, Any]],
-        waiting: Sequence[asyncio.Future[None]],
+        waiting: Sequence[Waiting],
     ) -> None:
         try:
             for value, future in futures:
@@ -151,28 +177,55 @@ class EventPublisher:
         except KafkaError as error:
             self._failed = self._failed or producer is self._producer
             _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: {error!r}"))
-        except asyncio.CancelledError:
-            _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: the producer was given up"))
-            raise
         else:
             _settle(waiting, None)
 
     async def stop(self) -> None:
         """Wait a moment for what was handed over, then disconnect."""
-        if self._flushing is not None:
-            await asyncio.wait([self._flushing], timeout=STOP_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                while handing := self._under_way():
+                    await asyncio.wait(handing)
         await self._put_away(self._producer)
         if self._leaving:
             await asyncio.wait(self._leaving)
+
+    def _under_way(self) -> list[asyncio.Task[None]]:
+        """What gathers and what is being handed over."""
+        return [*self._handing.values(), *([] if self._flushing is None else [self._flushing])]
 
     async def _put_away(self, producer: AIOKafkaProducer) -> None:
         await put_away(producer)
         for task in [task for task, sent_by in self._sends.items() if sent_by is producer]:
             task.cancel()
+        for place in [place for place, waited_for in self._through.items() if waited_for is producer]:
+            self._handing[place].cancel()
 
 
-def _settle(waiting: Sequence[asyncio.Future[None]], error: PaidonceError | None) -> None:
-    for future in waiting:
+def _parcels(place: Place, waiting: Sequence[Waiting]) -> Iterator[tuple[Sequence[bytes], Sequence[Waiting]]]:
+    """The messages of what has gathered. An event larger than a message may be fails alone, and not what came with it (S2)."""
+    try:
+        yield list(envelope.pack(event for events, _ in waiting for event in events)), waiting
+    except envelope.EventTooLarge:
+        for one in waiting:
+            try:
+                yield list(envelope.pack(one[0])), [one]
+            except envelope.EventTooLarge as error:
+                _settle([one], StateError(f"cannot publish to {place[0]}/{place[1]}: {error}"))
+
+
+def _hear(place: Place, waiting: Sequence[Waiting], task: asyncio.Task[None]) -> None:
+    """Nobody awaits these tasks: what ends one is told to those who wait for what it had in hand (B11)."""
+    topic, partition = place
+    if task.cancelled():
+        _settle(waiting, Unreachable(f"cannot publish to {topic}/{partition}: the producer was given up"))
+    elif (error := task.exception()) is not None:
+        log.error("publishing to %s/%d ended in a defect", topic, partition, exc_info=error)
+        _settle(waiting, PaidonceError(f"publishing to {topic}/{partition} ended in a defect: {error!r}"))
+
+
+def _settle(waiting: Sequence[Waiting], error: PaidonceError | None) -> None:
+    for _, future in waiting:
         if not future.done():
             if error is None:
                 future.set_result(None)

@@ -6,7 +6,9 @@ Forgotten with the partition; none of it is state that matters.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streams.calls import Flight
@@ -32,9 +34,23 @@ class OwnedPartition:
     departing: set[str] = field(default_factory=set)
     #: Granted calls that wait for room in their lane, batches apart from calls for one.
     waiting: dict[tuple[str, bool], deque[asyncio.Future[None]]] = field(default_factory=dict)
-    #: Marks that are to be read back before expiries are judged, with the topics where they were seen.
-    probe: str | None = None
-    probes_seen: int = 0
+    #: Marks that are to be read back before expiries are judged, one for each topic. They have names of their own, because what is
+    #: published again may stand twice in its topic: two marks of one topic say nothing of another.
+    marks: set[str] = field(default_factory=set)
+
+    def mark(self, topics: Sequence[str]) -> dict[str, str]:
+        """A new mark for each of these topics, to be read back before expiries are judged."""
+        probe = uuid.uuid4().hex
+        marks = {topic: f"{probe}/{topic}" for topic in topics}
+        self.marks = set(marks.values())
+        return marks
+
+    def read_back(self, mark: str) -> bool:
+        """A mark was folded; whether it was the last that was waited for, so that all topics were read up to their marks."""
+        if mark not in self.marks:
+            return False
+        self.marks.remove(mark)
+        return not self.marks
 
     def freeze(self) -> None:
         """No lane is looked at any more, no claim is waited for, and who waits for room hears that there is none."""

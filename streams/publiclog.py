@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.address import partition_of
 from streams.broker import topics
+from streams.consumers import reading
 from streams.errors import ConfigurationError, TopicsError, Unreachable, UsageError
 from streams.settings import Settings
 
@@ -135,22 +136,17 @@ class PublicLog:
     async def consumer(self, tps: Sequence[TopicPartition]) -> AsyncIterator[AIOKafkaConsumer]:
         """A consumer of committed records, at the beginning of these partitions."""
         with broker_errors(self.address):
-            consumer = AIOKafkaConsumer(
-                **self._connection,
-                group_id=None,
-                enable_auto_commit=False,
+            async with reading(
+                self._connection,
+                start_seconds=CONNECT_SECONDS,
                 isolation_level="read_committed",
                 auto_offset_reset="earliest",
                 fetch_max_wait_ms=FETCH_WAIT_MS,
                 max_partition_fetch_bytes=FETCH_BYTES_MAX,
-            )
-            try:
-                await asyncio.wait_for(consumer.start(), CONNECT_SECONDS)
+            ) as consumer:
                 consumer.assign(list(tps))
                 await consumer.seek_to_beginning(*tps)
                 yield consumer
-            finally:
-                await _stop(consumer)
 
     async def poll(self, consumer: AIOKafkaConsumer, tps: Sequence[TopicPartition]) -> Fetched:
         """The next records; none after a while in which the broker had none.
@@ -189,21 +185,6 @@ class PublicLog:
                             yield record
                 # Markers of transactions take offsets but are no records: only the position tells the end.
                 behind = {tp for tp in behind if await consumer.position(tp) < ends[tp]}
-
-
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    """Stop a consumer, also while its broker is away.
-
-    aiokafka 0.14 awaits the fetches that it has just cancelled, and so lets a CancelledError out that nobody
-    asked for and skips the rest (Fetcher.close).
-    """
-    task = asyncio.current_task()
-    try:
-        await consumer.stop()
-    except asyncio.CancelledError:
-        await consumer._client.close()  # what it skipped; there is no public way
-        if task is not None and task.cancelling():
-            raise
 
 
 async def is_behind(consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]) -> bool:

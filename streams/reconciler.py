@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, assert_never
 
 from schemas import address
@@ -21,6 +22,7 @@ from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.errors import PaidonceError, StateError
+from streams.loudly import heard
 from streams.terms import TodaysTerms
 from streams.tools.lookup import Absent, Found, LookUp, NoWord, Pending
 from streams.tools.port import Answered, CallMember, Refused
@@ -113,7 +115,8 @@ class Reconciler:
             terms = None if self._look_up is None else self._look_up.terms(effect.tool)
             if self._look_up is not None and terms is not None:
                 work = self._reconcile(self._look_up, partition, owned, effect, terms)
-                owned.tasks[receipt] = asyncio.create_task(work, name=f"reconcile/{receipt}")
+                task = owned.tasks[receipt] = asyncio.create_task(work, name=f"reconcile/{receipt}")
+                task.add_done_callback(partial(heard, self._fail, f"the look-up of receipt {receipt}"))
 
     def say(self) -> None:
         """One line of figures now and then, as long as something is unknown."""

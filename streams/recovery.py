@@ -10,12 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.states import local_record
+from streams.consumers import reading
 from streams.errors import StateError, Unreachable
 from streams.lostends import Lost
 from streams.table import Store
@@ -43,16 +45,13 @@ async def recover(
     Stops early, with the stores consistent but behind, when ``still_owned`` turns false. Raises ``Unreachable`` on trouble with the
     broker and ``StateError`` when a store is ahead of its changelog.
     """
-    reader = {"group_id": None, "enable_auto_commit": False, "max_partition_fetch_bytes": fetch_bytes_max, "fetch_max_wait_ms": 50}
-    consumer = AIOKafkaConsumer(**connection, **reader, isolation_level="read_committed", auto_offset_reset="earliest")
-    witness = AIOKafkaConsumer(**connection, **reader, isolation_level="read_uncommitted")
+    options: dict[str, Any] = {"max_partition_fetch_bytes": fetch_bytes_max, "fetch_max_wait_ms": 50}
     try:
-        await consumer.start()
-        try:
-            await witness.start()
+        async with (
+            reading(connection, **options, isolation_level="read_committed", auto_offset_reset="earliest") as consumer,
+            reading(connection, **options, isolation_level="read_uncommitted") as witness,
+        ):
             return await _read(consumer, witness, stores, still_owned, lost)
-        finally:
-            await asyncio.gather(consumer.stop(), witness.stop())
     except KafkaError as error:
         raise Unreachable(f"recovery: cannot read the changelogs: {error!r}") from error
 
@@ -88,6 +87,8 @@ async def _ends(
         if lost is not None and tp not in ended and time.monotonic() > began + SHOWN_SECONDS:
             await lost.end(tp, written[tp])
             ended.add(tp)
+            # They are ended one by one: each gets its time, or those behind the first few would cost a restart.
+            began = time.monotonic()
         await asyncio.sleep(0.05)
 
 
@@ -104,6 +105,9 @@ async def _read(
     witness.pause(*tps)
     starts = await consumer.beginning_offsets(tps)
     ends = await _ends(consumer, witness, tps, still_owned, lost)
+    if not still_owned():
+        # It ended early then, perhaps before a transaction that a store has already: that would look like a store that is ahead.
+        return 0
     behind: set[TopicPartition] = set()
     for tp, store in stores.items():
         stored = store.changelog_offset
@@ -111,7 +115,9 @@ async def _read(
         if position > ends[tp]:
             raise StateError(
                 f"{tp.topic}/{tp.partition}: the store in {store.folder} is at offset {position:,}, its changelog ends at "
-                f"{ends[tp]:,}: the data folder belongs to another broker; remove it and start again"
+                f"{ends[tp]:,}: the table is another broker's, or its changelog was made anew. Remove the table's folder "
+                f"{Path(store.folder).parent}, which is read again from its changelog, and start again. Keep answers.journal*: "
+                "answers that were paid for may be in it"
             )
         consumer.seek(tp, position)
         if position < ends[tp]:

@@ -217,10 +217,13 @@ class Settlement:
         began, copies = self.clock(), set[asyncio.Future[None]]()
         # Doubt is for what was paid. A claim that lies there for long is given back when it is folded, not published twice.
         patience = self.settings.publish_seconds if kept is not None else self.settings.broker_seconds
-        waits, failing, where = list(LADDER_SECONDS), False, f"{topic}/{partition}"
+        waits, failing, where, rungs = list(LADDER_SECONDS), False, f"{topic}/{partition}", 0
         try:
             while True:
                 await self.publisher.renew()
+                if rungs:
+                    log.info("%s: the same bytes are published again, copy %d", where, rungs + 1)
+                rungs += 1
                 copies.add(self.publisher.enqueue(topic, partition, events))
                 error = await _acknowledged(copies, patience, where)
                 if error is None:

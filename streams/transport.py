@@ -17,6 +17,8 @@ from faust.transport.consumer import ConsumerThread
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 
+from streams.consumers import UNREADABLE, unreadable
+
 #: aiokafka sends the next fetch to a broker only when the last has returned, so a partition whose records were just taken waits
 #: this long at worst while the others are quiet.
 FETCH_WAIT_MS = 40
@@ -95,8 +97,13 @@ class BulkConsumerThread(AIOKafkaConsumerThread):
         )
 
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Fetched:
-        records = await super()._fetch_records(*args, **kwargs)
         consumer = self._ensure_consumer()
+        try:
+            records = await super()._fetch_records(*args, **kwargs)
+        except UNREADABLE as error:
+            if (told := unreadable(consumer, error)) is not None:
+                raise told from error
+            raise
         # Behind the last record, and behind the markers of transactions that follow it.
         positions = {tp: await consumer.position(TopicPartition(*tp)) for tp, found in records.items() if found}
         return Fetched(records, positions, self.seeks)

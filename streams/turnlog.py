@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError
 from schemas import envelope
 from schemas.events import EVENTS_BY_TOPIC
 from schemas.states import TURN_KEY, TurnRecord
+from streams.consumers import reading
 from streams.errors import StateError, Unreachable
 from streams.refold import TABLES, Source
 from streams.settings import Settings
@@ -36,23 +37,19 @@ _turn_decoder = msgspec.msgpack.Decoder(TurnRecord)
 @contextlib.asynccontextmanager
 async def consumer_of(settings: Settings) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer of committed records that belongs to no group. Raises ``Unreachable``."""
-    consumer = AIOKafkaConsumer(
-        **settings.connection(),
-        group_id=None,
-        enable_auto_commit=False,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        fetch_max_wait_ms=FETCH_WAIT_MS,
-        max_partition_fetch_bytes=settings.fetch_bytes_max,
-    )
     try:
-        await asyncio.wait_for(consumer.start(), CONNECT_SECONDS)
-        yield consumer
+        async with reading(
+            settings.connection(),
+            start_seconds=CONNECT_SECONDS,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            max_partition_fetch_bytes=settings.fetch_bytes_max,
+        ) as consumer:
+            yield consumer
     except (KafkaError, TimeoutError) as error:
         said = str(error) or type(error).__name__
         raise Unreachable(f"no Kafka broker answers at {settings.broker} ({said}); correct --broker or PAIDONCE_BROKER") from error
-    finally:
-        await consumer.stop()
 
 
 async def count_messages(consumer: AIOKafkaConsumer, settings: Settings) -> dict[tuple[str, int], int]:

@@ -75,10 +75,15 @@ class Watchdog:
 
 def end_by(seconds: float, code: int) -> threading.Timer:
     """End the process with ``code`` after ``seconds``, whatever still waits for whom; cancel the timer when all is well."""
-    timer = threading.Timer(seconds, os._exit, [code])
+    timer = threading.Timer(seconds, _end_stop, [seconds, code])
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _end_stop(seconds: float, code: int) -> None:
+    log.critical("the stop did not finish in %g s; ending with exit code %d", seconds, code)
+    os._exit(code)
 
 
 def _end_process(reason: str) -> None:

@@ -105,16 +105,7 @@ class Worker:
             self._folder.claim(f"{self.settings.app} on cluster {await topics.cluster_of(self.connection)}")
             await self.companion.start()
             self.app = self._build()
-            looking = asyncio.create_task(self._knock()), asyncio.create_task(self._join_in_time())
-            watchdog = await self._started()
-            if watchdog is not None:
-                await self.app.wait_for_stopped(self._stop)
-                watchdog.stop()
-            deadline = end_by(self.settings.grace_seconds + STOP_SECONDS, self.failure.exit_code if self.failure else EXIT_CODE)
-            for task in looking:
-                task.cancel()
-            await self.app.stop()
-            deadline.cancel()
+            await self._live()
         except PaidonceError as error:
             self.failure = self.failure or error
         except KafkaError as error:  # the broker went just now; Faust's own producer lets that through
@@ -122,11 +113,28 @@ class Worker:
         finally:
             self._folder.release()
         if self.failure is None and getattr(self, "app", None) is not None and self.app.crash_reason is not None:
-            self.failure = PaidonceError(f"the stream client crashed: {self.app.crash_reason!r}")
+            reason = self.app.crash_reason
+            ours = isinstance(reason, PaidonceError)
+            self.failure = reason if ours else PaidonceError(f"the stream client crashed: {reason!r}")
         if self.failure is not None:
             log.error("worker stops: %s", self.failure)
             return self.failure.exit_code
         return 0
+
+    async def _live(self) -> None:
+        """Start the app, wait until it is to stop, and stop it; where its start failed, too: its actors need the folder's lock."""
+        looking = asyncio.create_task(self._knock()), asyncio.create_task(self._join_in_time())
+        try:
+            watchdog = await self._started()
+            if watchdog is not None:
+                await self.app.wait_for_stopped(self._stop)
+                watchdog.stop()
+        finally:
+            deadline = end_by(self.settings.grace_seconds + STOP_SECONDS, self.failure.exit_code if self.failure else EXIT_CODE)
+            for task in looking:
+                task.cancel()
+            await self.app.stop()
+            deadline.cancel()
 
     async def _started(self) -> Watchdog | None:
         """Start the app; ``None`` where a stop was asked for meanwhile: a start that waits for a broker does not hear of it."""
@@ -273,11 +281,13 @@ class Worker:
                 if still_owned() and self.app.consumer.flow_active:
                     await self._open_owned(table, partitions, still_owned)
                     self._generation = generation
-        except PaidonceError as error:
-            self.fail(error)
         except Exception as error:  # Faust would swallow it and wait for ever
+            # What goes wrong while the partitions are taken away says nothing of them: their next owner would hear of it, too.
             if self._stop.is_set() or not still_owned():
                 log.info("opening %s was overtaken: %r", table, error)
+                return
+            if isinstance(error, PaidonceError):
+                self.fail(error)
                 return
             log.exception("opening %s failed", table)
             self.fail(StateError(f"cannot open partitions of {table}: {error!r}"))

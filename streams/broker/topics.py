@@ -27,6 +27,9 @@ MONTH = {"retention.ms": str(30 * 24 * 3600 * 1000)}
 #: A worker's data folder that was away for longer than ``delete.retention.ms`` may miss removals, so that is long.
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.5", "delete.retention.ms": str(90 * 24 * 3600 * 1000)}
 LARGE = {"max.message.bytes": str(9 * 1024 * 1024)}
+#: Whatever a cluster's defaults are: no broker packs what we publish anew, in a form that a reader may not know, and records keep
+#: the times that their writers gave them.
+AS_PUBLISHED = {"compression.type": "producer", "message.timestamp.type": "CreateTime"}
 
 TABLES = ("runs", "rows", "receipts")
 TOPICS: Mapping[str, Mapping[str, str]] = {
@@ -51,9 +54,9 @@ TOPICS: Mapping[str, Mapping[str, str]] = {
 
 def topics_of(app: str, prefix: str = "", tables: tuple[str, ...] = TABLES) -> dict[str, dict[str, str]]:
     """All topics of a system with their settings, the tables' changelogs included."""
-    topics = {prefix + name: {**settings, **LARGE} for name, settings in TOPICS.items()}
+    topics = {prefix + name: {**settings, **LARGE, **AS_PUBLISHED} for name, settings in TOPICS.items()}
     for table in tables:
-        topics[f"{app}-{table}-changelog"] = {**COMPACTED, **LARGE}
+        topics[f"{app}-{table}-changelog"] = {**COMPACTED, **LARGE, **AS_PUBLISHED}
     return topics
 
 

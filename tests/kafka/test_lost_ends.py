@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -141,6 +142,25 @@ async def test_S1_a_turn_that_was_not_taken_is_not_there_though_the_broker_lost_
     assert await changelog.recovered(newer, "newer") == b"1"
     await changelog.take(newer, 2, loses=False)
     assert await changelog.recovered(await changelog.pair(), "newest") == b"2"
+
+
+async def test_S1_a_turn_that_was_taken_counts_where_the_broker_gives_the_changelogs_records_their_times(
+    changelog: Changelog,
+) -> None:
+    """The journal was read from the time of the turn's record in the changelog on. Where the broker gave that (LogAppendTime), the
+    record in the journal was older, so it was not found, and a turn that was committed was ended as one that was not.
+    """
+    admin = AIOKafkaAdminClient(**changelog.connection)
+    await admin.start()
+    try:
+        configs = {"message.timestamp.type": "LogAppendTime"}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, changelog.name, configs=configs)])
+    finally:
+        await admin.close()
+    older = await changelog.pair()
+    older.loses = True
+    await older.publish(changelog.turn(1), time.time_ns() // 1_000_000 - 5_000)
+    assert await changelog.recovered(await changelog.pair(), "newer") == b"1"
 
 
 async def test_S1_another_tables_turn_of_the_same_bytes_is_no_proof(changelog: Changelog) -> None:

@@ -10,15 +10,17 @@ import pytest
 from schemas.events import Ambiguous, Fault, Repeat, ToolRequested
 from schemas.providers import Providers
 from streams.engine.compile import lane_of
-from streams.errors import StateError
+from streams.errors import PaidonceError, StateError
 from streams.guarded import Guarded
+from streams.loudly import called
 from streams.tools.dialing import Dialing
 from streams.tools.fetch import FetchCaller
 from streams.tools.port import Answered, CallMember, CallReport, JobUnderWay, ProviderCall
 from streams.tools.results import withheld
 from tests.support.dispatch import World, story, told
 from tests.support.resolving import Scripted
-from tests.support.scripted_caller import ScriptedCaller, raises
+from tests.support.scripted_caller import Hangs, ScriptedCaller, raises
+from tests.support.wait import eventually
 
 DEFECT = Fault("defect", "p.{}: a defect in what calls it: RuntimeError; the worker's log has its traceback")
 
@@ -113,13 +115,83 @@ async def test_B11_V3_a_defect_is_logged_with_its_traceback_and_its_text_is_in_n
 
 
 async def test_B11_a_cancelled_call_is_cancelled() -> None:
-    async def gone(_call: ProviderCall) -> CallReport:
+    caller = ScriptedCaller()
+    caller.scripts.append(hang := Hangs())
+    call = asyncio.create_task(Guarded(caller).call(ProviderCall("p.t", (CallMember("r", b"{}"),), False, "key", "request")))
+    await eventually("it is being called", lambda: caller.calls)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert hang.cancelled
+
+
+async def shared_connection_is_gone(_call: ProviderCall) -> CallReport:
+    """As where a caller waits for something that it shares with others, and somebody else cancels that."""
+    shared = asyncio.get_running_loop().create_future()
+    shared.cancel()
+    await shared
+    raise AssertionError
+
+
+@story(pace={"concurrency": 1})
+async def test_B11_P5_a_call_that_is_cancelled_from_within_is_in_doubt_and_leaves_its_place(it: World) -> None:
+    """B11: the task of the call ended without a word. Its caller waited for ever, its place in the lane was never free again."""
+    it.caller.scripts.append(shared_connection_is_gone)
+    await it.asks("a")
+    await it.turn()
+    await it.asks("b")
+    await it.turns(8.0, every=0.1)
+    assert it.failures == []
+    assert (it.caller.asked, sorted(told(it))) == (["a", "b"], [("a", "unknown"), ("b", "completed")])
+    assert [fault.code for fault in doubts(it)] == ["defect"]
+    assert it.dispatcher._partitions[0].lanes["org/p"].in_flight == 0
+
+
+@story()
+async def test_B11_P10_a_question_about_a_job_that_is_cancelled_from_within_is_asked_again(it: World) -> None:
+    it.caller.scripts.extend([lambda _: CallReport((), None, 0.0, JobUnderWay("J", 1.0)), shared_connection_is_gone])
+    await it.asks("a", "job")
+    # Less than its lease, which was the only thing that ended such a call.
+    await it.turns(2.9, every=0.05)
+    assert [call.job for call in it.caller.calls] == [None, "J", "J"]
+    assert told(it) == [("a", "completed")]
+
+
+@story()
+async def test_B11_a_call_that_is_cancelled_from_within_the_dispatcher_ends_the_worker(it: World) -> None:
+    async def slot(_flight: object) -> bool:
         raise asyncio.CancelledError
 
-    caller = ScriptedCaller()
-    caller.scripts.append(gone)
-    with pytest.raises(asyncio.CancelledError):
-        await Guarded(caller).call(ProviderCall("p.t", (CallMember("r", b"{}"),), False, "key", "request"))
+    it.dispatcher.calls._slot = slot
+    await it.asks("a")
+    await it.turn()
+    assert [str(failure) for failure in it.failures] == ["the dispatcher failed in a call of p.never: it was cancelled from within"]
+    it.failures.clear()
+
+
+@story()
+async def test_B11_a_defect_as_a_timer_looks_at_a_lane_ends_the_worker(it: World) -> None:
+    """Only our own errors did; any other one went to the loop's log, and the lane stood still from then on."""
+
+    def plan(_now: float) -> None:
+        raise ZeroDivisionError
+
+    await it.asks("a", "batch")
+    it.dispatcher._partitions[0].lanes["org/p"].plan = plan  # type: ignore[assignment, method-assign]
+    await it.passes(1.0)
+    assert [str(failure) for failure in it.failures] == ["looking at lane org/p ended in a defect: ZeroDivisionError()"]
+    it.failures.clear()
+
+
+def test_B11_our_own_error_in_a_timer_ends_the_worker_as_it_is() -> None:
+    failures: list[PaidonceError] = []
+
+    def broken() -> None:
+        raise StateError("the state contradicts itself")
+
+    called(failures.append, "looking", broken)
+    called(failures.append, "looking", failures.append, StateError("said by who was called"))
+    assert [str(failure) for failure in failures] == ["the state contradicts itself", "said by who was called"]
 
 
 @story()

@@ -356,3 +356,18 @@ def test_S3_what_a_look_up_found_is_published_again_while_the_broker_is_away(tmp
         assert (world.dispatcher.settlement.breaker.is_open, world.failures, len(words.asked)) == (False, [], 2)
 
     story(words, told, tmp_path)
+
+
+def test_B11_a_defect_in_a_look_up_is_heard_of(tmp_path: Path) -> None:
+    """Only our own errors ended the worker; any other one ended the look-up, and nobody heard of it."""
+
+    async def told(world: Doubts) -> None:
+        async def broken(*_arguments: object) -> None:
+            raise ZeroDivisionError
+
+        world.watched._say = broken
+        await world.loses()
+        await world.passes(1)
+        assert [str(error) for error in world.failures] == ["the look-up of receipt a ended in a defect: ZeroDivisionError()"]
+
+    story(Words(Found((Answered(b'"found"'),))), told, tmp_path)

@@ -98,8 +98,11 @@ async def test_U1_K3_a_batch_that_may_have_been_paid_for_by_another_account_is_u
     """It would have been repeated as it was, with its key, at an account that knows neither."""
     it.caller.scripts.append(doubtful)
     await asks(it, "ab", "batch", scope=todays(it))
-    while not it.caller.asked:
+    for _ in range(500):
+        if it.caller.asked:
+            break
         await it.turns(0.01)
+    assert it.caller.asked == ["ab"]
     it.dispatcher.calls._terms = ELSEWHERE
     await it.turns(5.0, every=0.05)
     assert it.caller.asked == ["ab"]

@@ -173,3 +173,23 @@ def test_clearing_leaves_what_this_process_has_not_published(path: Path) -> None
         assert left(path) == [(1, [answer("r2")])]
         journal.published(segment)
         assert left(path) == []
+
+
+def test_S2_what_was_written_or_removed_between_the_opening_and_the_first_look_is_seen(path: Path) -> None:
+    """It is opened before its folder is locked. A process that was still in it wrote on, and a short write then cut off older
+    answers; or it removed the file, and answers were written to one that had no name any more.
+    """
+    with closing(AnswerJournal(path)) as older, closing(AnswerJournal(path)) as newer:
+        older.append(0, [answer("theirs")])
+        assert newer.unpublished() == [(0, [answer("theirs")])]
+        newer.append(1, [answer("ours")])
+        assert newer._active.path != path, "what somebody else wrote to is never written to"
+        path.unlink()
+        with closing(AnswerJournal(path)) as third:
+            assert third.unpublished() == [(1, [answer("ours")])]
+    with closing(AnswerJournal(path)) as newer:
+        for file in path.parent.iterdir():
+            file.unlink()
+        assert newer.unpublished() == []
+        newer.append(2, [answer("kept")])
+        assert left(path) == [(2, [answer("kept")])]
