@@ -31,7 +31,7 @@ async def test_K5_a_lost_call_for_one_is_not_repeated_in_a_batch_of_others(it: W
     """
     it.caller.scripts.append(doubtful)
     await it.asks("a", "batch")
-    await it.turns(0.4)
+    await it.turns(0.27)
     assert it.caller.asked == ["a"]
     await it.asks("bc", "batch", run="other")
     await it.turns(5.0)
@@ -66,3 +66,47 @@ async def test_K5_a_lost_call_for_one_goes_alone_under_the_next_owner_too(it: Wo
     await it.turns(10.0)
     assert sorted(it.caller.asked) == ["a", "a", "b"]
     assert len(keys_of(it, "a")) == 1
+
+
+# --- batches (K6) -------------------------------------------------------------------------------------------
+
+refused = each(lambda _: Refused(Fault("http_402", "no credit", True)))
+
+
+@story()
+async def test_K6_a_lost_batch_is_repeated_as_it_was_after_a_refresh_of_a_member_was_refused(it: World) -> None:
+    """K6: the batch to be repeated was read off the last attempt, whatever its epoch. The batch *ab* was lost, a full refresh of
+    *a* was refused, and *a* was asked for again alone, under a key of its own.
+    """
+    it.caller.scripts.extend([doubtful, doubtful, refused])
+    await it.asks("ab", "batch", run="one")
+    await it.turns(0.27)
+    await it.asks("a", "batch", run="two", mode=Mode.FULL_REFRESH)
+    await it.turns(10.0)
+    assert it.caller.asked.count("a") == 1  # the refresh
+    assert set(it.caller.asked) == {"a", "ab"}
+    assert len(keys_of(it, "b")) == 1
+    assert sorted(told(it)) == [("a", "completed"), ("a", "failed"), ("b", "completed")]
+
+
+@story()
+async def test_K6_a_batch_of_which_the_record_is_gone_is_not_repeated_alone_once_its_claim_was_given_back(it: World) -> None:
+    """K6: the claim of a batch of which the record was gone names no batch. Where that claim was given back, or ended with its
+    worker, it was the last attempt, and its member was called for alone, under another key, while the batch was in doubt.
+    """
+    it.caller.scripts.append(doubtful)
+    await it.asks("ab", "batch")
+    await it.turns(0.27)
+    assert it.caller.asked == ["ab"]
+    delete_batches(it)
+    while len(it.claims) < 3:
+        await it.passes(0.05)
+        if len(it.claims) == 2:
+            # A new owner before the claim was folded: it was never granted, so it is given back.
+            await it.revoked()
+            await it.returns()
+        await it.turn()
+    await it.turns(20.0, every=0.05)
+    assert [claim.batch for claim in it.claims[1:]] == [""] * (len(it.claims) - 1)
+    assert it.caller.asked == ["ab"]
+    assert sorted(told(it)) == [("a", "unknown"), ("b", "unknown")]
