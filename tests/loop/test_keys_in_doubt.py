@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from schemas.events import Fault, Mode
 from schemas.states import BATCH
 from streams.tools.port import Refused
