@@ -362,7 +362,7 @@ class ReceiptsEngine:
         send = turn.outbox.send
         for (destination, what, n), calls in groups.items():
             if what is _TOLD_UNKNOWN:
-                # The attempt in doubt need not be the last, nor have changed in this turn: whoever is told is to find it listed (U5).
+                # The attempt in doubt need not be the last, nor have changed in this turn: who is told is to find it listed (U5).
                 turn.stirred.add(key)
                 unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
             send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))

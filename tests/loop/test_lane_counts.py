@@ -21,8 +21,8 @@ async def test_B9_a_batch_of_which_the_record_is_gone_gives_its_place_back(it: W
             await it.turns(0.005)
             if len(it.caller.calls) > number:
                 break
-        for name in [name for name in it.table.reader.data if name[:1] == BATCH]:
-            del it.table.reader.data[name]
+        for key in [key for key in it.table.reader.data if key[:1] == BATCH]:
+            del it.table.reader.data[key]
         await it.turns(10.0, every=0.05)
         assert [answer for receipt, answer in told(it) if receipt in names] == ["unknown"] * 2
     (lane,) = it.dispatcher._partitions[0].lanes.values()
