@@ -80,6 +80,8 @@ class Flight:
     inputs: tuple[bytes, ...]
     #: Attempts that brought nothing so far, by receipt.
     tries: dict[str, int]
+    #: Its lane counts it as a batch: also where the record of that is gone, or the lane would never get its place back (B9).
+    is_batch: bool
     #: What the provider recognises each member's operation by (K5), in payload order, and the runs that asked first.
     keys: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
@@ -94,11 +96,6 @@ class Flight:
     #: Its end, where this worker may not make it: by its providers file, or for a record of its batch that is gone.
     barred: tuple[MemberOutcome, ...] = ()
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
-
-    @property
-    def is_batch(self) -> bool:
-        """It carries several members, or did when it was called first."""
-        return bool(self.batch)
 
 
 class Calls:
@@ -181,6 +178,7 @@ class Calls:
             batch=batch,
             inputs=tuple(inputs),
             tries={entry.receipt: entry.need.tries for entry in departure.entries},
+            is_batch=departure.is_batch,
             keys=tuple(map(operation_key, read, receipts)),
             runs=tuple(dict.fromkeys(receipt.run for receipt in receipts)),
             job=job,

@@ -21,6 +21,7 @@ from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
 from streams.calls import operation_key
 from streams.engine.effects import UnknownOver, UnknownSeen
+from streams.engine.protocol import batch_of
 from streams.errors import PaidonceError, StateError
 from streams.loudly import heard
 from streams.terms import TodaysTerms
@@ -237,7 +238,7 @@ class Reconciler:
 def call_of(actor: Actor, effect: UnknownSeen) -> tuple[str, tuple[CallMember, ...]]:
     """The idempotency key and the members of the call that is in doubt, as it was sent. Raises ``StateError``."""
     (receipt,) = actor.records_of([record_key(RECEIPT, effect.receipt)], Receipt)
-    batch = receipt.attempts[effect.n].batch
+    batch = batch_of(receipt, effect.epoch, effect.op)
     if not batch:
         member = ClaimedMember(effect.receipt, effect.n, effect.epoch, effect.op)
         return operation_key(member, receipt), (_member(actor, effect.receipt, receipt),)

@@ -20,8 +20,8 @@ from streams.engine.protocol import Need
 #: them comes at the same moment, or not soon.
 JOIN_SECONDS: Final = 0.005
 
-#: A tool, and the text that its requests must share to share a call.
-Place: TypeAlias = tuple[str, str]
+#: A tool, the text that its requests must share to share a call, and whether each goes alone whatever they share.
+Place: TypeAlias = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,11 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """The bucket that it waits in."""
-        return self.tool, self.bucket
+        """The bucket that it waits in.
+
+        What is in doubt goes alone, as it went before: its key would be another in a batch, and paid for once more (K5).
+        """
+        return self.tool, self.bucket, self.need.op != self.need.n
 
 
 class Bucket:
@@ -204,7 +207,8 @@ class Buckets:
         place = entry.place
         bucket = self._buckets.get(place)
         if bucket is None:
-            bucket = self._buckets[place] = Bucket(self.forms.get(entry.tool, _ALONE), entry)
+            form = _ALONE if place[2] else self.forms.get(entry.tool, _ALONE)
+            bucket = self._buckets[place] = Bucket(form, entry)
         else:
             bucket.add(entry)
             if bucket.first is not entry and 2 < bucket.size != bucket.form.size_max:

@@ -66,6 +66,11 @@ class Departure(msgspec.Struct, frozen=True):
     #: The batch that is repeated as it was, or ``""``.
     batch: str = ""
 
+    @property
+    def is_batch(self) -> bool:
+        """It carries several members, or did when it was called first."""
+        return len(self.entries) > 1 or bool(self.batch)
+
 
 class Gcra:
     """Generic cell rate algorithm: the least state that keeps a rate with a burst."""
@@ -227,9 +232,10 @@ class Lane:
             if not entries:
                 continue
             self.claimed += 1
-            self.batches += len(entries) > 1 or bool(batch)
+            departure = Departure(place[0], entries, self.rate.take(now), batch)
+            self.batches += departure.is_batch
             self._served[place[0]] = next(self._number)
-            departures.append(Departure(place[0], entries, self.rate.take(now), batch))
+            departures.append(departure)
             if not batch:
                 line.served(place)
         line.close()

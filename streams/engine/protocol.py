@@ -324,18 +324,24 @@ def operation(receipt: Receipt, epoch: int, n: int) -> int:
     """The operation of attempt ``n``: kept as long as any call under it has no definite answer, so that no second key
     exists while a call under the first may still be billed; new after that, so that no old refusal is repeated (T8, T9).
     """
-    ours = {
-        number: attempt
-        for number, attempt in receipt.attempts.items()
-        if attempt.lease is not None and attempt.epoch == epoch and not attempt.released
-    }
-    if not ours:
-        return n
-    op = ours[max(ours)].op
-    doubtful = any(attempt.op == op and attempt.out not in _DEFINITE for attempt in ours.values())
-    if doubtful and (ended := _ended_jobs(receipt)):
-        doubtful = any(attempt.op == op and attempt.out not in _DEFINITE and attempt.job not in ended for attempt in ours.values())
+    ours = _tried(receipt, epoch)
+    op = ours[max(ours)].op if ours else n
+    ended = _ended_jobs(receipt)
+    doubtful = any(attempt.op == op and attempt.out not in _DEFINITE and attempt.job not in ended for attempt in ours.values())
     return op if doubtful else n
+
+
+def _tried(receipt: Receipt, epoch: int) -> dict[int, Attempt]:
+    """Attempts of an epoch that were claimed and not given back."""
+    attempts = receipt.attempts.items()
+    return {n: attempt for n, attempt in attempts if attempt.lease is not None and attempt.epoch == epoch and not attempt.released}
+
+
+def batch_of(receipt: Receipt, epoch: int, op: int) -> str:
+    """The batch that an operation went out in first, and so ever after (K6); ``""`` where it went alone, or is new. It is not
+    asked of the last attempt: one for which the record of the batch was gone names none.
+    """
+    return next((attempt.batch for _, attempt in sorted(_tried(receipt, epoch).items()) if attempt.op == op), "")
 
 
 def job_of(receipt: Receipt, epoch: int, op: int) -> str | None:
@@ -379,13 +385,10 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
     if not last:
         return Need(n, epoch, n, 0, "")
     op = operation(receipt, epoch, n)
-    attempt = receipt.attempts[last]
-    same = op != n and attempt.epoch == epoch and attempt.op == op
-    batch, not_before_ms = attempt.batch if same else "", attempt.not_before_ms
-    tries = sum(
-        attempt.epoch == epoch and not attempt.released and attempt.lease is not None for attempt in receipt.attempts.values()
-    )
-    return Need(n, epoch, op, not_before_ms, batch, tries)
+    tried = _tried(receipt, epoch)
+    # The last attempt may be of another epoch: what those of this one say of their repeat holds, too.
+    not_before_ms = max(attempt.not_before_ms for attempt in (receipt.attempts[last], *tried.values()))
+    return Need(n, epoch, op, not_before_ms, batch_of(receipt, epoch, op), len(tried))
 
 
 def grantable(receipt: Receipt, n: int, waiters: Iterable[Waiter], stands: Standing) -> bool:

@@ -155,8 +155,9 @@ class ReceiptsEngine:
         if event.call in receipt.waiters:
             return
         inline = len(receipt.waiters) < WAITERS_INLINE
-        overflow_key = b"" if inline else record_key(WAITER, event.receipt, event.call)
-        if not inline and turn.records.get(overflow_key, Waiter) is not None:
+        # Also where there is room again: a sweep may have dropped inline ones while this caller has a record of its own (T6).
+        overflow_key = record_key(WAITER, event.receipt, event.call) if receipt.overflow or not inline else b""
+        if overflow_key and turn.records.get(overflow_key, Waiter) is not None:
             return
         if receipt.repeat is None:
             receipt.tool, receipt.run, receipt.bucket = event.tool, event.run, event.bucket
@@ -274,6 +275,8 @@ class ReceiptsEngine:
                 lost.append(member.receipt)
                 continue
             waiters = turn.waiters(member.receipt, receipt)
+            if len(receipt.attempts) > 1:
+                waiters = unknowns.demanding(turn.records, waiters)
             if protocol.grantable(receipt, member.n, waiters, protocol.standing(receipt)) and (
                 len(receipt.attempts) == 1 or budgets.may_call(turn, member.receipt, receipt, member.n)
             ):
@@ -366,6 +369,8 @@ class ReceiptsEngine:
         send = turn.outbox.send
         for (destination, what, n), calls in groups.items():
             if what is _TOLD_UNKNOWN:
+                # The attempt in doubt need not be the last, nor have changed in this turn: who is told is to find it listed (U5).
+                turn.stirred.add(key)
                 unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
             send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 

@@ -109,7 +109,9 @@ def run_ended(records: Records, context: Context, run: str) -> None:
 
 
 def demanding(records: Records, waiters: Iterable[Waiter]) -> Iterator[Waiter]:
-    """Waiters but for those that only listen: they were told *unknown*, and their run has ended since."""
+    """Waiters but for those on whose behalf nothing is called (M15): who was told *failed*, which is final for its row, and who
+    only listens, told *unknown* and of a run that has ended since.
+    """
     for waiter in waiters:
-        if waiter.flag is not Flag.UNKNOWN or not has_ended(records, waiter.run):
+        if waiter.flag is not Flag.FAILED and (waiter.flag is not Flag.UNKNOWN or not has_ended(records, waiter.run)):
             yield waiter

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from streams.engine.buckets import Agenda, Bucket, Place
 from streams.engine.lanes import LanePace
-from tests.support.lanes import lane, need
+from streams.engine.protocol import Need
+from tests.support.lanes import lane, left, need
 
 
 def test_B4_a_plan_looks_at_the_buckets_that_leave_and_not_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +46,35 @@ def test_B4_buckets_that_joined_an_idle_lane_wait_for_their_window_when_it_is_id
     assert len(it.plan(0.25)[0]) == 1
 
 
-places = st.tuples(st.just("tool"), st.sampled_from("abc"))
+def test_K5_what_is_in_doubt_leaves_alone_at_once_and_runs_take_turns() -> None:
+    """K5: the repeat of a call for one stood in the bucket of what had never been called for, and left with it."""
+    it = lane()
+    for receipt, run, need_of in (
+        ("a", "one", need()),
+        ("b", "one", Need(2, 0, 1, 0, "", 1)),
+        ("c", "one", Need(4, 0, 3, 0, "", 1)),
+        ("d", "two", Need(2, 0, 1, 0, "", 1)),
+        ("e", "two", Need(2, 0, 2, 0, "", 1)),
+    ):
+        it.queue(receipt, "p.batch", run, need_of, 0.0, 0.0)
+    departures, again = it.plan(0.0)
+    assert (left(departures), again) == (["b", "d", "c"], 0.25)
+    assert it.batches == 0
+    assert left(it.plan(0.25)[0]) == ["ae"]
+
+
+def test_N7_B9_what_is_in_doubt_may_leave_where_no_batch_may_and_is_withdrawn_like_all_else() -> None:
+    it = lane(LanePace(concurrency=10, batches=0))
+    for receipt in "ab":
+        it.queue(receipt, "p.batch", "run", need(), 0.0, 0.0)
+    for receipt in "cde":
+        it.queue(receipt, "p.batch", "run", Need(2, 0, 1, 0, "", 1), 0.0, 0.0)
+    it.unqueue("d")
+    assert left(it.plan(0.25)[0]) == ["c", "e"]
+    assert len(it) == 2
+
+
+places = st.tuples(st.just("tool"), st.sampled_from("abc"), st.booleans())
 steps = st.lists(st.tuples(places, st.none() | st.integers(0, 3).map(float)), max_size=300)
 
 

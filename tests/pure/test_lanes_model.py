@@ -61,6 +61,8 @@ class Model:
         assert departure.send_at <= self.now + CLAIM_AHEAD_SECONDS + 1e-9
         size_max = self.forms.get(departure.tool, ToolForm()).size_max
         assert departure.batch or len(departure.entries) <= size_max
+        doubtful = any(entry.need.op != entry.need.n for entry in departure.entries)
+        assert departure.batch or not doubtful or len(departure.entries) == 1, "a call under another key than before"
         for entry in departure.entries:
             tool, wanted, not_before = self.waiting.pop(entry.receipt)
             assert (tool, wanted) == (entry.tool, entry.need)
@@ -74,7 +76,7 @@ class Model:
 
     def in_window(self, departure: Departure, entry: Entry) -> None:
         form = self.forms.get(departure.tool, ToolForm())
-        if not departure.batch and len(departure.entries) < form.size_max:
+        if entry.need.op == entry.need.n and not departure.batch and len(departure.entries) < form.size_max:
             assert min(member.since for member in departure.entries) + form.window_seconds <= self.now
         assert entry.since <= self.now
 
@@ -93,7 +95,11 @@ names = st.sampled_from([f"r{index}" for index in range(8)])
 
 
 tools = st.sampled_from(("p.batch", "p.single", "p.wide"))
-needs = st.builds(lambda n, batch: need(n, batch=batch), st.integers(1, 2), st.sampled_from(("", "", "batch:1", "batch:2")))
+needs = st.one_of(
+    st.builds(lambda n, batch: need(n, batch=batch), st.integers(1, 2), st.sampled_from(("", "", "batch:1", "batch:2"))),
+    # A call for one that is in doubt.
+    st.just(Need(3, 0, 2, 0, "", 1)),
+)
 # Eighths, so that sums of times are exact and a moment that is named can be met.
 moments = st.integers(0, 12).map(lambda eighths: eighths / 8)
 steps = st.one_of(
