@@ -93,7 +93,7 @@ class Flight:
     sent: bool = False
     #: When the last heartbeat that counts was sent (see ``renewals``).
     renewed_at: float = float("-inf")
-    #: Its end, where this worker may not make it: by its providers file, or for a record of its batch that is gone.
+    #: Outcomes decided without a call: its providers file forbids it, or the record of its batch is gone. Empty: it may be made.
     barred: tuple[MemberOutcome, ...] = ()
     claim: BatchClaimed = field(default=None)  # type: ignore[assignment]
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Guarded:
-    """A ``Caller`` that keeps the promise to raise nothing but ``asyncio.CancelledError`` and our own errors, for any other one."""
+    """Wraps a ``Caller`` so that an unexpected exception becomes a doubtful outcome."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller

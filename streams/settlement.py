@@ -262,7 +262,7 @@ class Settlement:
         return False
 
     def _forget(self, copies: set[asyncio.Future[None]]) -> None:
-        """Nobody waits for these any more; they may still come to their end."""
+        """Stop waiting for these publications; they may still complete."""
         for copy in copies:
             self._copies.add(copy)
             copy.add_done_callback(self._heard)

@@ -47,7 +47,8 @@ class TodaysTerms:
     ) -> tuple[MemberOutcome, ...]:
         """An outcome for each member of a call that this worker may not make; none where it may. ``job``: it only asks for one.
 
-        A member that an earlier attempt may have paid for is not refused, which would have it paid for again under other keys.
+        A member that an earlier attempt may have paid for becomes doubtful: a refusal would be asked again under new keys, and paid
+        twice.
         """
         known = self._tools.get(tool)
         if known is not None and all(terms_in(receipt.bucket) in ("", known[2]) for receipt in receipts):

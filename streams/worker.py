@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 KNOCK_SECONDS = 5.0
 #: What a stop may take beyond the grace time of calls in flight.
 STOP_SECONDS = 15.0
-#: A worker that the group has told nothing for so long was forgotten: a rebalance ends in half of it.
+#: A worker gives up when the group has assigned nothing to it for so long; a rebalance takes at most half of that.
 JOIN_SECONDS = 120.0
 
 

@@ -59,7 +59,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """Which process is the broker of this folder, and with whose end it is to end."""
+    """The broker's process in this folder, and the process whose end stops it."""
 
     broker: _Identity
     parent: _Identity | None = None

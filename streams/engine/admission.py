@@ -1,8 +1,7 @@
 """How many rows of a run are open at a time (G2, G5, G7): the others wait in the table, in chunks, as they came.
 
-Pure. A row that is open stands in the queue of a lane, as a receipt and as a task, and all of these are touched again until it is
-settled; what waits costs a part of one record. So a run of a million rows needs no more memory than one of some thousands, and what
-a row touches is still at hand when it is touched again.
+Pure. An open row costs memory in a lane, a receipt and a task; a waiting one only a part of one record. So a run of a million rows
+needs no more memory than one of some thousands, and the records of a row are still cached when it is touched again.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def fault_of(attempt: Attempt) -> Fault | None:
 
 
 def may_need(turn: ReceiptsTurn, key: str, receipt: Receipt, need: Need | None) -> bool:
-    """Bring what is held for a receipt in line with what it needs; false where nobody pays for that: it is given up then."""
+    """Reserve or free what the next repeat costs; false where no run can pay for it, and the receipt is given up."""
     repeats = need is not None and need.tries > 0 and protocol.job_of(receipt, need.epoch, need.op) is None
     if (hold := receipt.retry) is not None:
         if (attempt := _called(receipt, hold)) is not None:
@@ -117,7 +117,7 @@ def _pays(turn: ReceiptsTurn, key: str, receipt: Receipt, n: int, epoch: int) ->
         if asked and attempt.epoch == epoch and protocol.verdict(attempt, receipt.repeat) in _ASKED_FOR_AGAIN:
             attempt.given_up = next(iter(asked.values()))
     # It may be in doubt although its last attempt is not.
-    turn.stirred.add(key)
+    turn.reindex.add(key)
     turn.changed(key, receipt)
     return False
 

@@ -57,7 +57,7 @@ def keep(turn: ReceiptsTurn, key: str, own: Receipt, n: int, epoch: int, digest:
         turn.records.put(record_key(VALUE, own.kept_under, str(place)), StoredValue(output))
     shared.current = (kept_epoch, place)
     # The sweep finds it by the moment of its value, whether or not anybody ever asks for it.
-    turn.answered[own.kept_under] = None
+    turn.for_sweep[own.kept_under] = None
 
 
 def _asked_for(turn: ReceiptsTurn, request: ToolRequested) -> ToolRequested:

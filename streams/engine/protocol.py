@@ -300,10 +300,7 @@ def stays(waiter: Waiter) -> bool:
 
 
 def undisturbed(receipt: Receipt, stands: Standing) -> bool:
-    """All who stay wait for the one attempt that is live: nothing is there yet that could answer any of them.
-
-    Says no more than ``told`` does (tested), but without a look at each waiter: most receipts stand so after their claim.
-    """
+    """One attempt is live and nothing could answer a waiter yet: no more than ``told`` says (tested), without a look at each."""
     return stands.verdict is _LIVE and len(receipt.attempts) == 1 and receipt.current is None and not receipt.refreshes
 
 
@@ -379,7 +376,7 @@ def need(receipt: Receipt, waiters: Iterable[Waiter], stands: Standing) -> Need 
         return None
     n = last + 1
     while n in receipt.attempts and receipt.attempts[n].out is _VALUE:
-        n += 1  # nobody claimed it (Y2), or its claim is yet to be read: a claim of it would bring no call, and count as a try
+        n += 1  # a value without a claim (Y2, or a claim that is not read yet): claiming it would make no call
     doubtful = in_doubt(receipt, max(waiter.value_epoch for waiter in those))
     epoch = receipt.attempts[doubtful].epoch if doubtful else max(waiter.outcome_epoch for waiter in those)
     if not last:

@@ -88,7 +88,7 @@ class ReceiptsEngine:
             self._settle(turn, key, receipt)
         if turn.retries:
             budgets.report(turn)
-        sweep.finish(records, outbox, context, turn.answered, turn.sweeps, self._sweep)
+        sweep.finish(records, outbox, context, turn.for_sweep, turn.sweeps, self._sweep)
         effects = outbox.effects
         effects.extend(LeaseOver(lease, tuple(receipts)) for lease, receipts in turn.over.items())
         effects.extend(Unqueued(lane, tuple(receipts)) for lane, receipts in turn.resting.items())
@@ -108,7 +108,7 @@ class ReceiptsEngine:
                     receipt = turn.receipt(member.receipt)
                     protocol.release(receipt, member.n, event.lease)
                     if not receipt.open:
-                        turn.stirred.add(member.receipt)
+                        turn.reindex.add(member.receipt)
                     turn.over.setdefault(event.lease, []).append(member.receipt)
             case LeaseExpired():
                 used_up = frozenset(event.used_up)
@@ -129,7 +129,7 @@ class ReceiptsEngine:
                 receipt = turn.receipt(event.receipt, calm=True)
                 withdraw(turn.records, receipt, event)
                 if not receipt.open:
-                    turn.answered[event.receipt] = None
+                    turn.for_sweep[event.receipt] = None
             case ReceiptResolved():
                 self._resolve(turn, event)
             case Probed():
@@ -141,7 +141,7 @@ class ReceiptsEngine:
                 waits.end(turn.records, turn.outbox, turn.context, event, turn.receipt(event.receipt))
             case RecoveryEnded():
                 turn.stock |= stock.take(turn.records, turn.outbox, turn.context)
-                turn.for_all.update(turn.stock)
+                turn.recheck_all.update(turn.stock)
                 self._waits.resume(turn.records, turn.outbox)
                 if self._sweep is not None:
                     turn.outbox.effects.append(self._sweep.next(turn.context.now_ms))
@@ -210,7 +210,7 @@ class ReceiptsEngine:
             over = turn.over[event.lease] = []
         over.append(event.receipt)
         if not receipt.open or len(receipt.attempts) > 1:
-            turn.stirred.add(event.receipt)
+            turn.reindex.add(event.receipt)
         outcome = event.outcome
         if isinstance(outcome, Value):
             self._value(turn, event.receipt, receipt, event.n, event.epoch, outcome.output)
@@ -232,7 +232,7 @@ class ReceiptsEngine:
             return
         if not receipt.open:
             # Nobody may be told of it, as of one that came after its receipt was dropped: the sweep is to find it all the same.
-            turn.answered[key] = None
+            turn.for_sweep[key] = None
         attempt = receipt.attempts[n]
         if attempt.value != digest:
             turn.records.put(record_key(VALUE, key, str(n), digest), StoredValue(output))
@@ -250,7 +250,7 @@ class ReceiptsEngine:
 
     def _resolve(self, turn: ReceiptsTurn, event: ReceiptResolved) -> None:
         receipt = turn.receipt(event.receipt)
-        turn.stirred.add(event.receipt)
+        turn.reindex.add(event.receipt)
         if event.output is not None:
             self._value(turn, event.receipt, receipt, event.n, event.epoch, event.output)
         else:
@@ -297,13 +297,13 @@ class ReceiptsEngine:
             need = self._answered(turn, key, receipt, stands)
             if (receipt.retry is not None or (need is not None and need.tries)) and not budgets.may_need(turn, key, receipt, need):
                 stands = protocol.standing(receipt)
-                turn.for_all.add(key)
+                turn.recheck_all.add(key)
                 need = self._answered(turn, key, receipt, stands)
         active = need is not None or stands.verdict is _LIVE
         if receipt.open and not active:
-            turn.answered[key] = None
+            turn.for_sweep[key] = None
             turn.rest(receipt.lane, key)
-        # A new owner looks at what is open, so it stays so until the last page of answers, of which timers know only.
+        # Open until the last page of answers is sent: pages live in timers, and a new owner examines open receipts only.
         wanted = active or key in turn.unfinished or (receipt.open and turn.pages_on(key, receipt))
         if wanted is not receipt.open:
             receipt.open = wanted
@@ -319,14 +319,14 @@ class ReceiptsEngine:
         need = None
         settled = receipt.overflow > 0 and protocol.settled(receipt, stands)
         if receipt.open and not settled and verdict is not _LIVE:
-            turn.for_all.add(key)
+            turn.recheck_all.add(key)
         if receipt.attempts:
             self._answer(turn, key, receipt, stands)
         if not settled and (receipt.current is None or receipt.refreshes):
             need = protocol.need(receipt, turn.due_waiters(key, receipt), stands)
             if need is not None and n:
                 need = protocol.need(receipt, unknowns.demanding(turn.records, turn.due_waiters(key, receipt)), stands)
-        if verdict is _UNKNOWN or key in turn.stirred:
+        if verdict is _UNKNOWN or key in turn.reindex:
             unknowns.index(turn.records, turn.outbox, turn.context, key, receipt)
         return need
 
@@ -365,12 +365,12 @@ class ReceiptsEngine:
         if not groups:
             return
         turn.changed(key, receipt)
-        turn.answered[key] = None
+        turn.for_sweep[key] = None
         send = turn.outbox.send
         for (destination, what, n), calls in groups.items():
             if what is _TOLD_UNKNOWN:
                 # The attempt in doubt need not be the last, nor have changed in this turn: who is told is to find it listed (U5).
-                turn.stirred.add(key)
+                turn.reindex.add(key)
                 unknowns.tell(turn.outbox, destination, key, receipt, n, calls)
             send("tool-results", destination, answer(turn.records, key, receipt, what, n, tuple(calls)))
 

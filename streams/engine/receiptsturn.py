@@ -40,10 +40,10 @@ class ReceiptsTurn:
     #: Leases of which attempts have ended, with their receipts.
     over: dict[str, list[str]] = field(default_factory=dict)
     claims: list[BatchClaimed] = field(default_factory=list)
-    #: Receipts whose attempts ended although nobody waited any more: they may have been unknown.
-    stirred: set[str] = field(default_factory=set)
-    #: Receipts to be looked at by a sweep some day.
-    answered: dict[str, None] = field(default_factory=dict)
+    #: Receipts whose entry in the index of unknown ones must be worked out anew.
+    reindex: set[str] = field(default_factory=set)
+    #: Settled receipts, which the index of the sweep is to have.
+    for_sweep: dict[str, None] = field(default_factory=dict)
     sweeps: list[SweepDue | SweepGoesOn | ReceiptForgotten] = field(default_factory=list)
 
     #: Receipts that a row asked for on the lane of its last answer (B1).
@@ -54,8 +54,8 @@ class ReceiptsTurn:
     resting: dict[str, list[str]] = field(default_factory=dict)
     #: Record keys by receipt, made once.
     names: dict[str, bytes] = field(default_factory=dict)
-    #: Receipts of which all waiters are looked at: more has happened than that callers came or left.
-    for_all: set[str] = field(default_factory=set)
+    #: Receipts whose every waiter must be evaluated anew, because an attempt changed.
+    recheck_all: set[str] = field(default_factory=set)
     #: Waiters in records of their own that came in this turn.
     newcomers: dict[str, dict[str, Waiter]] = field(default_factory=dict)
     #: Receipts of which a page of answers is due, with the call that it begins with.
@@ -85,7 +85,7 @@ class ReceiptsTurn:
                 name = self.names[key] = RECEIPT + key.encode()
             receipt = self.touched[key] = self.records.change(name, Receipt)
         if not calm:
-            self.for_all.add(key)
+            self.recheck_all.add(key)
         return receipt
 
     def changed(self, key: str, receipt: Receipt) -> bytes:
@@ -131,15 +131,15 @@ class ReceiptsTurn:
         """
         if not receipt.overflow:
             return receipt.waiters.items()
-        return self._all_waiters(key, receipt) if key in self.for_all else self._few(key, receipt)
+        return self._all_waiters(key, receipt) if key in self.recheck_all else self._few(key, receipt)
 
     def due_waiters(self, key: str, receipt: Receipt) -> Iterable[Waiter]:
         """The same without their calls."""
         return receipt.waiters.values() if not receipt.overflow else (waiter for _, waiter in self.due(key, receipt))
 
     def pages_on(self, key: str, receipt: Receipt) -> bool:
-        """Of an open receipt that needs nothing: a page of its answers is still to come, for nothing of this turn is about that."""
-        return receipt.overflow > 0 and key not in self.for_all and key not in self.pages
+        """More pages of an open receipt's answers are still to come, and nothing in this turn concerns them."""
+        return receipt.overflow > 0 and key not in self.recheck_all and key not in self.pages
 
     def _few(self, key: str, receipt: Receipt) -> Iterator[tuple[str, Waiter]]:
         yield from receipt.waiters.items()
