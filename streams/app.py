@@ -19,12 +19,12 @@ from schemas.providers import Providers, PythonProvider
 from streams.agents.receipts import receipts_agent
 from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
+from streams.calling.journal import AnswerJournal
+from streams.calling.outbox import EventPublisher
 from streams.dispatcher import Dispatcher
 from streams.engine.runsweep import RunSweepPolicy
 from streams.engine.sweep import SweepPolicy
 from streams.engine.waits import Waits
-from streams.journal import AnswerJournal
-from streams.outbox import EventPublisher
 from streams.settings import Settings
 from streams.tools.fetch import FetchCaller
 from streams.tools.http import HttpCaller

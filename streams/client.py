@@ -36,11 +36,11 @@ from schemas.plays import Play
 from schemas.progress import MapProgress, RunEvent
 from schemas.requests import RunCancelled
 from streams.errors import Unreachable
-from streams.publiclog import PublicLog, broker_errors, is_behind
-from streams.runview import RunView, Views
+from streams.public.publiclog import PublicLog, broker_errors, is_behind
+from streams.public.runview import RunView, Views
+from streams.public.sheet import RunSheet, SheetLine
+from streams.public.submission import Request, Submission
 from streams.settings import Settings
-from streams.sheet import RunSheet, SheetLine
-from streams.submission import Request, Submission
 
 IN_FLIGHT_MAX = 64
 _Told = TypeVar("_Told", MapProgress, RunEvent)

@@ -16,7 +16,17 @@ from typing import Any
 
 from schemas.events import BatchClaimed, ClaimedMember, Event, LeaseReleased, Probed
 from schemas.providers import Providers
-from streams.calls import Calls, Flight
+from streams.calling.calls import Calls, Flight
+from streams.calling.gates import Gates
+from streams.calling.journal import AnswerJournal
+from streams.calling.leases import LeaseWatch, judgement, steady_clock
+from streams.calling.outbox import EventPublisher
+from streams.calling.ownership import OwnedPartition
+from streams.calling.reconciler import Reconciler
+from streams.calling.renewals import Renewals
+from streams.calling.salvage import SalvageFile
+from streams.calling.settlement import Settlement
+from streams.calling.terms import TodaysTerms
 from streams.companion import Companion
 from streams.engine.effects import (
     ClaimFolded,
@@ -34,18 +44,8 @@ from streams.engine.effects import (
 from streams.engine.lanes import Departure, Lane, forms_of, pace_of
 from streams.engine.port import Context, Effect
 from streams.errors import PaidonceError, StateError
-from streams.gates import Gates
-from streams.journal import AnswerJournal
-from streams.leases import LeaseWatch, judgement, steady_clock
 from streams.loudly import called, heard
-from streams.outbox import EventPublisher
-from streams.ownership import OwnedPartition
-from streams.reconciler import Reconciler
-from streams.renewals import Renewals
-from streams.salvage import SalvageFile
 from streams.settings import Settings
-from streams.settlement import Settlement
-from streams.terms import TodaysTerms
 from streams.tools.lookup import LookUp
 from streams.tools.port import Caller, CallReport
 from streams.turn import Actor, Checkpoint

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from streams.inbox import Delivery
-from streams.producers import MESSAGE_BYTES_MAX, Headers, Message
+from streams.kafka.inbox import Delivery
+from streams.kafka.producers import MESSAGE_BYTES_MAX, Headers, Message
 
 #: Characters of a reason.
 REASON_CHARS_MAX = 2_000

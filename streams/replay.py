@@ -28,12 +28,12 @@ from aiokafka import AIOKafkaConsumer
 from streams.broker import topics
 from streams.engine.digest import Digests, differences, digests_of, name_of
 from streams.errors import PaidonceError, UsageError
-from streams.held import HELD_MAX, HeldRecords
-from streams.refold import TABLES, Refold
+from streams.replaying.held import HELD_MAX, HeldRecords
+from streams.replaying.refold import TABLES, Refold
+from streams.replaying.turnlog import PartitionLog, consumer_of, count_messages, read_changelog
+from streams.replaying.until import EVERYTHING, Cut, Until, UntilOffset, UntilTime, UntilTurn
 from streams.settings import Settings
 from streams.table import Store, StoreMemory
-from streams.turnlog import PartitionLog, consumer_of, count_messages, read_changelog
-from streams.until import EVERYTHING, Cut, Until, UntilOffset, UntilTime, UntilTurn
 
 #: Differing keys that are named.
 NAMED_MAX: Final = 5

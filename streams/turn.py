@@ -24,9 +24,9 @@ from schemas.events import Event
 from schemas.states import TURN_KEY, Segment, TurnRecord
 from streams.engine.port import Context, Effect, Engine, Outbox, PublicEvent, Wake
 from streams.errors import Fenced, PaidonceError, StateError
-from streams.inbox import Delivery, Inbox
+from streams.kafka.inbox import Delivery, Inbox
+from streams.kafka.producers import MESSAGE_BYTES_MAX, NO_HEADERS, Group, Message, OnPublished, ProducerPair
 from streams.parking import dead_letter
-from streams.producers import MESSAGE_BYTES_MAX, NO_HEADERS, Group, Message, OnPublished, ProducerPair
 from streams.table import RecordCache, Store, WorkingSet
 
 log = logging.getLogger(__name__)

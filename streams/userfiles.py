@@ -16,7 +16,7 @@ from schemas.fetch import FETCH
 from schemas.plays import Play
 from schemas.providers import Providers
 from streams.errors import ConfigurationError, InputError
-from streams.submission import faults_of
+from streams.public.submission import faults_of
 from streams.tools.secrets import resolve
 
 

@@ -23,15 +23,15 @@ from streams.broker.faults import known_fault
 from streams.companion import Companion
 from streams.datafolder import DataFolder
 from streams.errors import Fenced, PaidonceError, StateError, Unreachable
-from streams.faust_tables import FAUST_SETTINGS, BulkTable
-from streams.handover import HandOver
-from streams.inbox import Delivery, Inbox
-from streams.lostends import Lost
-from streams.producers import ProducerPair
-from streams.recovery import recover
+from streams.kafka.faust_tables import FAUST_SETTINGS, BulkTable
+from streams.kafka.handover import HandOver
+from streams.kafka.inbox import Delivery, Inbox
+from streams.kafka.lostends import Lost
+from streams.kafka.producers import ProducerPair
+from streams.kafka.recovery import recover
+from streams.kafka.transport import BulkConsumer, BulkTransport
 from streams.settings import Settings
 from streams.table import Store, StoreMemory
-from streams.transport import BulkConsumer, BulkTransport
 from streams.turn import Actor, AgentSpec, Checkpoint, TurnNames
 from streams.watchdog import EXIT_CODE, Watchdog, end_by
 

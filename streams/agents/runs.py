@@ -26,7 +26,7 @@ from streams.agents.operations import OPERATIONS, accepted, rejected
 from streams.agents.sizes import NAME_CHARS_MAX, brief, excess, play_faults, row_faults
 from streams.engine.compile import compile_play
 from streams.engine.runs import RunsEngine
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
 from streams.turn import AgentSpec
 
 _request: TypeAdapter[PublicRequest] = TypeAdapter(PublicRequest)

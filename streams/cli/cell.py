@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from schemas.canonical import InvalidJson, dump_json, parse_json
-from streams.cellhistory import History, history
 from streams.cli.options import settings_of
 from streams.cli.receipt import Reason, Who
 from streams.cli.show import Json, Run
 from streams.cli.terminal import OK, UNKNOWN_OUTCOMES, put, put_json, put_table, say
 from streams.errors import Unreachable, UsageError
-from streams.operations import Operations
+from streams.public.cellhistory import History, history
+from streams.public.operations import Operations
 from streams.settings import Settings
 from streams.userfiles import load_providers
 

@@ -21,7 +21,7 @@ from streams.cli.stage import Pace, Stage
 from streams.cli.terminal import LiveBar, put_json, say
 from streams.client import Client
 from streams.errors import PaidonceError
-from streams.rowfile import read_rows, write_export
+from streams.public.rowfile import read_rows, write_export
 from streams.settings import Settings
 from streams.userfiles import load_play
 

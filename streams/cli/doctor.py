@@ -25,7 +25,7 @@ from streams.cli.options import options_of
 from streams.cli.terminal import put
 from streams.cli.topics import reached
 from streams.errors import ConfigurationError, PaidonceError, Unreachable
-from streams.publiclog import CONNECT_SECONDS
+from streams.public.publiclog import CONNECT_SECONDS
 from streams.settings import Settings
 from streams.tools.entrypoints import functions_of
 from streams.userfiles import load_providers, secret_faults

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from schemas.progress import Counts, RunEvent
 from streams.cli.stage import PRICE_PER_RESULT
 from streams.cli.terminal import put, put_table, say
-from streams.rowfile import ExportLine
-from streams.sheet import SheetLine
+from streams.public.rowfile import ExportLine
+from streams.public.sheet import SheetLine
 
 if TYPE_CHECKING:
     from streams.sandbox import Summary

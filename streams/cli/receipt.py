@@ -13,12 +13,12 @@ import typer
 
 from schemas.address import DIGEST_CHARS
 from schemas.canonical import dump_json
-from streams import receiptview
 from streams.cli.options import settings_of
 from streams.cli.show import Json
 from streams.cli.terminal import OK, UNKNOWN_OUTCOMES, put, put_json, put_table, say
 from streams.errors import Unreachable, UsageError
-from streams.operations import Operations, is_digest
+from streams.public import receiptview
+from streams.public.operations import Operations, is_digest
 
 Receipt = Annotated[str, typer.Argument(help="The receipt's key, as the sheet's cells name it.", show_default=False)]
 Who = Annotated[str | None, typer.Option("--who", help="Who says so; default this user.")]

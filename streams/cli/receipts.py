@@ -16,7 +16,7 @@ from streams.cli.options import settings_of
 from streams.cli.show import Json, Run, known_run
 from streams.cli.terminal import put, put_json
 from streams.client import Client
-from streams.sheet import SheetLine
+from streams.public.sheet import SheetLine
 
 
 class Pointer(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from streams.cli.terminal import put_json, put_table, say
 from streams.errors import UsageError
 from streams.replay import Plan, Replayed
 from streams.replay import replay as replayed
-from streams.until import parse_until
+from streams.replaying.until import parse_until
 
 EQUAL, DIFFERENT = 0, 1
 

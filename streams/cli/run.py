@@ -22,9 +22,9 @@ from streams.cli.show import Json, Run, known_run
 from streams.cli.terminal import USAGE, LiveBar, exit_code_of, put, put_json, say
 from streams.client import Client
 from streams.errors import UsageError
-from streams.rowfile import read_rows
-from streams.runview import RunView
-from streams.submission import check_retries_max, check_run_id
+from streams.public.rowfile import read_rows
+from streams.public.runview import RunView
+from streams.public.submission import check_retries_max, check_run_id
 from streams.userfiles import check_tools, load_play, load_providers
 
 #: After this long without a word from a worker people want to know why.

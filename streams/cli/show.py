@@ -16,8 +16,8 @@ from streams.cli.options import settings_of
 from streams.cli.terminal import put, put_json, put_table, say
 from streams.client import Client
 from streams.errors import UsageError
-from streams.rowfile import check_export_name, write_export
-from streams.runview import RunView
+from streams.public.rowfile import check_export_name, write_export
+from streams.public.runview import RunView
 
 Run = Annotated[str, typer.Argument(help="The run's id.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]

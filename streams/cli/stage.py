@@ -19,7 +19,7 @@ from streams.broker import topics
 from streams.broker.local import LocalBroker
 from streams.cli.terminal import say
 from streams.errors import Unreachable
-from streams.rowfile import write_rows
+from streams.public.rowfile import write_rows
 from streams.settings import Settings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import typer
 from streams.broker import topics
 from streams.cli.options import settings_of
 from streams.cli.terminal import put, say
-from streams.publiclog import CONNECT_SECONDS, broker_errors
+from streams.public.publiclog import CONNECT_SECONDS, broker_errors
 from streams.settings import Settings
 
 CREATE_SECONDS = 60.0

@@ -2,7 +2,7 @@
 
 Pure. Its result travels in ``RunOpened`` and is written into the turn record, so a later change of the providers file changes no
 run that has begun: what a run asks for carries version and scope, and a worker whose file has others does not call for it
-(``streams.terms``).
+(``streams.calling.terms``).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from streams.broker.local import LocalBroker
 from streams.client import Client
 from streams.engine.digest import Digests, digests_of
 from streams.errors import Unreachable
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
 from streams.replay import Plan as ReplayPlan
 from streams.replay import replay
 from streams.sandbox.bill import read_bill

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from schemas.events import Ambiguous, Value
 from schemas.progress import MapProgress, MapRow, RowCell, RunEvent
+from streams.public.sheet import SheetLine
 from streams.sandbox.bill import BillLine
 from streams.sandbox.endpoints import service_of
-from streams.sheet import SheetLine
 from tests.bench.chaosplan import Asked
 from tests.support.evidence import Evidence
 

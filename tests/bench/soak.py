@@ -24,9 +24,9 @@ from schemas.plays import Play
 from schemas.progress import MapRow, RunEvent
 from streams.broker.local import LocalBroker
 from streams.client import Client
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
+from streams.public.sheet import SheetLine
 from streams.sandbox import Summary
-from streams.sheet import SheetLine
 from tests.support.evidence import Evidence, read_evidence
 from tests.support.system import System
 

@@ -13,8 +13,8 @@ from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
 from schemas.address import row_key
 from streams.errors import Unreachable, UsageError
-from streams.operations import Operations
-from streams.publiclog import broker_errors
+from streams.public.operations import Operations
+from streams.public.publiclog import broker_errors
 from streams.settings import Settings
 
 RUN = "run-1"

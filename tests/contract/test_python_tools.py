@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schemas.events import Ambiguous, Failed, Repeat, Retry
-from streams.calls import outcome_of
+from streams.calling.calls import outcome_of
 from streams.tools import port
 from streams.tools.port import Answered, CallMember, Doubtful, ProviderCall
 from streams.tools.python import BatchCall, PythonCaller, ToolCall

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from schemas.events import AttemptEnded, BatchClaimed, ClaimedMember, Fault, LeasesRenewed, ReceiptResolved, Repeat
-from streams.calls import outcome_of
+from streams.calling.calls import outcome_of
 from streams.engine.lanes import Lane, LanePace
 from streams.engine.protocol import Need
 from streams.tools.port import Answered, Doubtful, MemberOutcome, NotDone, Refused

@@ -18,7 +18,7 @@ from schemas.events import Failed
 from schemas.progress import MapProgress
 from schemas.states import TURN_KEY
 from streams.client import Client
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
 from streams.sandbox.bill import read_bill
 from streams.sandbox.settings import Settings as SandboxSettings
 from streams.table import OFFSET_KEY, Store, StoreMemory

@@ -8,7 +8,7 @@ from typing import Any
 from schemas.plays import Play
 from streams.broker import topics
 from streams.client import Client
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
 from tests.support.raw_server import whole
 from tests.support.system import KEY, System
 from tests.support.web import LOOPBACK, Web, serving, slowly

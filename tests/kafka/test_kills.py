@@ -20,9 +20,9 @@ import pytest
 from schemas.progress import MapProgress, RunEvent
 from streams.broker.local import LocalBroker
 from streams.client import Client
+from streams.public.sheet import SheetLine
 from streams.sandbox import Summary
 from streams.sandbox.bill import read_bill
-from streams.sheet import SheetLine
 from tests.support.evidence import Evidence, read_evidence
 from tests.support.scripted_http import ScriptedProvider
 from tests.support.system import System, people, play

@@ -16,12 +16,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.states import TURN_KEY, TurnRecord
-from streams import recovery
 from streams.broker import faults
 from streams.errors import Unreachable
-from streams.lostends import Lost
-from streams.producers import Group, ProducerPair
-from streams.recovery import recover
+from streams.kafka import recovery
+from streams.kafka.lostends import Lost
+from streams.kafka.producers import Group, ProducerPair
+from streams.kafka.recovery import recover
 from streams.table import OFFSET_KEY, Store, StoreMemory
 
 AT_MS = 1_700_000_000_000

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streams.errors import Fenced, Unreachable
-from streams.producers import ProducerPair
+from streams.kafka.producers import ProducerPair
 
 AT_MS = 1_700_000_000_000
 

@@ -19,9 +19,9 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from schemas.states import RECEIPT, Receipt, TurnRecord
 from streams.client import Client
 from streams.errors import StateError, UsageError
-from streams.publiclog import PublicLog
-from streams.refold import TABLES
+from streams.public.publiclog import PublicLog
 from streams.replay import Plan, replay_part
+from streams.replaying.refold import TABLES
 from streams.table import Store, StoreMemory
 from tests.support.digests import by_partition, live, recovered, replayed
 from tests.support.system import System, people, play

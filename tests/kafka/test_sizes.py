@@ -11,9 +11,9 @@ from schemas.states import Segment, TurnRecord
 from streams.broker.topics import LARGE
 from streams.engine import rowsize
 from streams.errors import Unreachable
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
+from streams.kafka.producers import MESSAGE_BYTES_MAX, Message, ProducerPair
 from streams.parking import dead_letter
-from streams.producers import MESSAGE_BYTES_MAX, Message, ProducerPair
 from streams.turn import JUDGED_BYTES_MAX
 from tests.kafka.test_producers import AT_MS, topic_on
 

@@ -30,7 +30,7 @@ from schemas.states import (
 )
 from streams.client import Client
 from streams.engine.sweep import is_stub
-from streams.recovery import recover
+from streams.kafka.recovery import recover
 from streams.sandbox import Fault, FaultKind
 from streams.table import Store, StoreMemory, WorkingSet
 from tests.support.digests import by_partition, live, recovered, replayed

@@ -21,7 +21,7 @@ from schemas import envelope
 from schemas.events import Probed, RunCancelled
 from streams.broker.local import LocalBroker
 from streams.errors import ConfigurationError, Unreachable
-from streams.recovery import recover
+from streams.kafka.recovery import recover
 from streams.table import Store, StoreMemory
 from tests.support.tally import SOURCES
 from tests.support.tally_system import TallySystem, TallyWorker, count_in, counters

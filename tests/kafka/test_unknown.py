@@ -7,10 +7,10 @@ from typing import Any
 
 from schemas.events import AttemptEnded, Value
 from schemas.progress import RowCell, RunEvent
+from streams.calling.outbox import EventPublisher
 from streams.client import Client
 from streams.engine.cells import lane_partition
 from streams.engine.compile import lane_of
-from streams.outbox import EventPublisher
 from streams.sandbox import SandboxProcess
 from tests.support.system import System, people, play
 from tests.support.wait import until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streams import consumers
-from streams.consumers import reading
+from streams.kafka import consumers
+from streams.kafka.consumers import reading
 
 
 class Consumer:

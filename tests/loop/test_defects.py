@@ -9,9 +9,9 @@ import pytest
 
 from schemas.events import Ambiguous, Fault, Repeat, ToolRequested
 from schemas.providers import Providers
+from streams.calling.guarded import Guarded
 from streams.engine.compile import lane_of
 from streams.errors import PaidonceError, StateError
-from streams.guarded import Guarded
 from streams.loudly import called
 from streams.tools.dialing import Dialing
 from streams.tools.fetch import FetchCaller

@@ -15,7 +15,7 @@ from schemas.events import (
     ToolRequested,
     Value,
 )
-from streams.leases import steady_clock
+from streams.calling.leases import steady_clock
 from tests.support.dispatch import LANE, World, member, story, told
 from tests.support.scripted_caller import Hangs, value_of
 

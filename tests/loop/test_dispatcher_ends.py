@@ -20,7 +20,7 @@ from schemas.events import (
     Value,
 )
 from schemas.states import RECEIPT
-from streams.calls import outcome_of
+from streams.calling.calls import outcome_of
 from streams.engine.retries import backoff_ms
 from streams.errors import StateError, Unreachable
 from streams.tools.port import Answered, CallReport, Doubtful, MemberOutcome, NotDone, ProviderCall, Refused

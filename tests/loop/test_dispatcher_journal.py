@@ -10,7 +10,7 @@ from schemas.events import (
     AttemptEnded,
     Value,
 )
-from streams.journal import AnswerJournal
+from streams.calling.journal import AnswerJournal
 from tests.support.dispatch import World, story, world
 from tests.support.virtual_time import play
 

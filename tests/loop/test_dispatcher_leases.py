@@ -18,9 +18,9 @@ from schemas.events import (
     Probed,
     Value,
 )
+from streams.calling.renewals import START_MARGIN_SECONDS
 from streams.dispatcher import PROBED_TOPICS
 from streams.errors import Unreachable
-from streams.renewals import START_MARGIN_SECONDS
 from tests.support.dispatch import LANE, World, foreign_lease, member, story, told, world
 from tests.support.scripted_caller import Hangs
 from tests.support.virtual_time import play

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from schemas.events import Fault, Repeat, ToolRequested
-from streams.gates import Gates
+from streams.calling.gates import Gates
 from streams.tools.port import CallReport, NotDone, ProviderCall
 from tests.support.dispatch import LANE, World, story
 from tests.support.scripted_caller import BUSY, Hangs, busy, each

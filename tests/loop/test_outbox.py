@@ -12,8 +12,8 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from schemas import envelope
 from schemas.events import AttemptEnded, Value
+from streams.calling.outbox import EventPublisher
 from streams.errors import StateError, Unreachable
-from streams.outbox import EventPublisher
 from tests.support.wait import eventually
 
 TOPIC = "receipt-completions"

@@ -12,8 +12,8 @@ from aiokafka.errors import KafkaTimeoutError
 
 from schemas import envelope
 from schemas.events import AttemptEnded, BatchClaimed, ClaimedMember, Event, LeaseReleased, Value
+from streams.calling.outbox import EventPublisher
 from streams.errors import PaidonceError, Unreachable
-from streams.outbox import EventPublisher
 from tests.support.wait import eventually
 
 CLAIMS, ENDS = "receipt-claims", "receipt-completions"
@@ -159,7 +159,7 @@ async def test_B11_a_defect_while_handing_over_is_told_to_who_waits_and_ends_no_
 async def test_S4_what_still_waits_for_a_full_batch_when_the_publisher_stops_is_told_as_in_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("streams.outbox.STOP_SECONDS", 0.05)
+    monkeypatch.setattr("streams.calling.outbox.STOP_SECONDS", 0.05)
     publisher = await publisher_over(producer := Filling(CLAIMS))
     waiting = publisher.enqueue(CLAIMS, 0, [claim()])
     await eventually("the claim waits for its batch", lambda: producer.asked)

@@ -15,7 +15,7 @@ from schemas import address
 from schemas.events import AttemptEnded, Fault, Mode, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import RECEIPT, record_key
-from streams import reconciler
+from streams.calling import reconciler
 from streams.errors import Unreachable
 from streams.tools.lookup import Absent, Found, NoWord, Pending, Word
 from streams.tools.port import Answered, CallMember, Doubtful, Refused

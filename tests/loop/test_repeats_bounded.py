@@ -63,7 +63,7 @@ def test_P2_F1_a_call_that_takes_each_of_its_workers_down_is_given_up(tmp_path: 
 async def test_L4_a_watched_receipt_that_is_gone_ends_no_worker(it: World) -> None:
     """What is judged may be of a receipt that somebody had forgotten meanwhile."""
     from schemas.events import LeaseExpired
-    from streams.leases import judgement
+    from streams.calling.leases import judgement
 
     command = judgement("L", [member("x")], it.owner, it.providers, it.settings.attempts_max)  # type: ignore[arg-type]
     outbox = it.table.turn([command])

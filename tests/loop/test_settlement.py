@@ -11,8 +11,8 @@ import pytest
 from msgspec import Raw
 
 from schemas.events import AttemptEnded, BatchClaimed, CallsAnswered, LeaseExpired, LeaseReleased, LeasesRenewed, Value
+from streams.calling.salvage import Salvaged, SalvageFile, Why
 from streams.errors import PaidonceError, Unreachable
-from streams.salvage import Salvaged, SalvageFile, Why
 from tests.support.dispatch import World, story, world
 from tests.support.scripted_caller import Hangs, value_of
 from tests.support.virtual_time import play

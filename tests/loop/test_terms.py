@@ -22,10 +22,10 @@ from schemas.events import (
 from schemas.plays import Play
 from schemas.providers import Providers
 from schemas.states import RECEIPT, Receipt, record_key
+from streams.calling.terms import VERSION_CHANGED, TodaysTerms
 from streams.engine.compile import compile_play, scope_of
 from streams.engine.rows import RowsEngine
 from streams.engine.scopes import bound, scope_changed
-from streams.terms import VERSION_CHANGED, TodaysTerms
 from streams.tools.lookup import Absent
 from tests.loop.test_reconciler import Doubts, Words, resolved
 from tests.support.dispatch import LANE, PROVIDER, REPEATS, World, member, story, told

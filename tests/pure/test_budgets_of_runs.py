@@ -18,7 +18,7 @@ from schemas.providers import Providers
 from streams.engine.compile import compile_play
 from streams.engine.runs import RunsEngine
 from streams.errors import InputError, UsageError
-from streams.submission import Submission
+from streams.public.submission import Submission
 from streams.userfiles import load_play
 from tests.support.memory import Table
 

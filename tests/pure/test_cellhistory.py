@@ -13,10 +13,10 @@ from aiokafka import TopicPartition
 
 from schemas import envelope
 from schemas.events import Event
-from streams.cellhistory import History, history
 from streams.engine.cells import call_of
 from streams.errors import UsageError
-from streams.operations import Operations
+from streams.public.cellhistory import History, history
+from streams.public.operations import Operations
 from tests.support import given as g
 
 ROW = "c5" * 20

@@ -8,8 +8,8 @@ import pytest
 
 from schemas.events import Ambiguous, AttemptEnded, Failed, Fault, Outcome, Value
 from schemas.progress import Counts, MapProgress, MapRow, RowCell, RunEvent
+from streams.public.sheet import SheetLine
 from streams.sandbox.bill import BillLine
-from streams.sheet import SheetLine
 from tests.bench.chaosplan import ROUGH, Asked, Kind, plan_of
 from tests.bench.chaosverdict import Found, RunFound, violations
 from tests.support.evidence import Attempt, Evidence

@@ -37,7 +37,7 @@ from streams.engine.port import Outbox, Wake
 from streams.engine.receipts import INLINE_BYTES_MAX
 from streams.engine.sweep import FORGOTTEN
 from streams.engine.withdrawal import WAITERS_INLINE
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
 from streams.table import WorkingSet
 from tests.pure.test_replay import Line, run
 from tests.support import given as g

@@ -18,7 +18,7 @@ from schemas.providers import Providers
 from streams.engine.cells import programs, renderer
 from streams.engine.compile import compile_play
 from streams.errors import ConfigurationError, InputError
-from streams.submission import play_uses
+from streams.public.submission import play_uses
 from streams.tools.asking import Ask, asked
 from streams.tools.pages import HEADER_BYTES_MAX, KEPT_HEADERS, Page, outcome_of, text_of
 from streams.tools.port import Answered, Refused

@@ -6,11 +6,11 @@ import pytest
 
 from schemas.commands import RecoveryEnded
 from schemas.events import AttemptEnded, BatchClaimed, ClaimedMember, Fault, Repeat, Retry, ToolRequested
+from streams.calling.gates import Gates
 from streams.engine.effects import LanePaused
 from streams.engine.port import Outbox
 from streams.engine.receipts import ReceiptsEngine
 from streams.engine.retries import BACKOFF_MAX_MS
-from streams.gates import Gates
 from tests.support.memory import Table
 
 BUSY = Fault("http_429", "slowly", True)

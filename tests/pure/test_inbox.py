@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.commands import CountersDue, RecoveryEnded
-from streams.inbox import Delivery, Inbox
+from streams.kafka.inbox import Delivery, Inbox
 
 FIRST, SECOND, THIRD = TOPICS = ("row-control", "tool-results", "row-work")
 #: What a message costs of a turn's room beyond its value.

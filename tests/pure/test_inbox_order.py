@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.inbox import Delivery, Inbox
+from streams.kafka.inbox import Delivery, Inbox
 
 TOPIC = "tool-requests"
 

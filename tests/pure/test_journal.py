@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.events import AttemptEnded, Failed, Fault, Value
-from streams.journal import AnswerJournal
+from streams.calling.journal import AnswerJournal
 
 
 def answer(receipt: str, output: bytes = b'"paid"') -> AttemptEnded:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from schemas.events import AttemptEnded, Value
-from streams.journal import DAMAGED, AnswerJournal
+from streams.calling.journal import DAMAGED, AnswerJournal
 
 SMALL = 2_000
 
@@ -126,7 +126,7 @@ import os, signal, sys
 from collections import deque
 from pathlib import Path
 from schemas.events import AttemptEnded, Value
-from streams.journal import AnswerJournal
+from streams.calling.journal import AnswerJournal
 
 STEPS = {"open", "os.truncate", "os.remove", "os.rename", "read", "published"}
 

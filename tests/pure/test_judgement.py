@@ -16,7 +16,7 @@ from schemas.envelope import EnvelopeError
 from schemas.events import Event
 from schemas.providers import Providers
 from streams.agents.runs import judged, runs_agent
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
 
 PARTITIONS = 8
 PROVIDERS = Providers.model_validate({"providers": {"p": {"base_url": "https://p.example", "tools": {"t": {"path": "/t"}}}}})

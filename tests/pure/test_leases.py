@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.events import ClaimedMember
-from streams.leases import MARGIN, LeaseWatch
+from streams.calling.leases import MARGIN, LeaseWatch
 
 TTL = 10.0
 #: Seconds after which a lease that nobody renewed has run out.

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from streams.calling.ownership import OwnedPartition
 from streams.engine.lanes import LanePace
-from streams.ownership import OwnedPartition
 from tests.support.lanes import lane
 
 LANE = "org/p"

@@ -14,10 +14,10 @@ from schemas.events import BatchClaimed, ClaimedMember, Event, Probed
 from schemas.states import RECEIPT, Receipt, Segment, TurnRecord
 from streams.agents.receipts import receipts_agent
 from streams.errors import StateError
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
+from streams.kafka.producers import MESSAGE_BYTES_MAX
 from streams.parking import HEADERS_BYTES_MAX, dead_letter
-from streams.producers import MESSAGE_BYTES_MAX
-from streams.refold import Source, events_of
+from streams.replaying.refold import Source, events_of
 from streams.turn import decode_judged
 from tests.support import given as g
 from tests.support.line import Line

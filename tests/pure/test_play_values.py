@@ -23,8 +23,8 @@ from streams.agents.runs import judged
 from streams.engine.compile import compile_play
 from streams.engine.rows import RowsEngine
 from streams.errors import InputError
-from streams.inbox import Delivery
-from streams.submission import Submission
+from streams.kafka.inbox import Delivery
+from streams.public.submission import Submission
 from tests.support.given_rows import ask
 from tests.support.memory import Table
 

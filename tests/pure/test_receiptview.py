@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from schemas.events import Event, Repeat, RunClosed
-from streams import receiptview
 from streams.cli import main
 from streams.cli.receipt import age
-from streams.receiptview import Detail, state_of
+from streams.public import receiptview
+from streams.public.receiptview import Detail, state_of
 from tests.support import given as g
 
 ASKED, CLAIMED = g.request(repeat=Repeat.NEVER), g.claim(1, "L1")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 
-from streams import recovery
 from streams.errors import StateError, Unreachable
+from streams.kafka import recovery
 
 TP = TopicPartition("changelog", 0)
 

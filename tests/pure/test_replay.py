@@ -50,11 +50,11 @@ from streams.engine import admission
 from streams.engine.digest import digests_of
 from streams.engine.waits import Waits
 from streams.errors import StateError, UsageError
-from streams.held import HeldRecords
-from streams.inbox import Delivery
-from streams.refold import TABLES, Refold, Source, events_of, folded_in
+from streams.kafka.inbox import Delivery
 from streams.replay import Compared, compare
-from streams.until import EVERYTHING, Cut, UntilOffset, UntilTime, UntilTurn, parse_until
+from streams.replaying.held import HeldRecords
+from streams.replaying.refold import TABLES, Refold, Source, events_of, folded_in
+from streams.replaying.until import EVERYTHING, Cut, UntilOffset, UntilTime, UntilTurn, parse_until
 from tests.pure import test_protocol_laws as laws
 from tests.support import given as g
 from tests.support import given_rows as rows
@@ -258,8 +258,11 @@ def test_N6_a_replay_is_made_of_nothing_that_publishes_or_calls() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "streams.replay" in loaded
     ours = {name for name in loaded if name.startswith("streams.")}
-    assert ours & {"streams.producers", "streams.outbox", "streams.publiclog", "streams.client", "streams.turn"} == set()
-    assert {name for name in ours if name.startswith(("streams.tools", "streams.dispatcher", "streams.calls"))} == set()
+    assert (
+        ours & {"streams.kafka.producers", "streams.calling.outbox", "streams.public.publiclog", "streams.client", "streams.turn"}
+        == set()
+    )
+    assert {name for name in ours if name.startswith(("streams.tools", "streams.dispatcher", "streams.calling.calls"))} == set()
     assert {"httpx", "aiohttp", "faust"}.isdisjoint(loaded)
     import importlib
 

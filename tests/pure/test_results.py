@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemas.canonical import JsonValue, parse_json
 from schemas.events import Ambiguous, Repeat
 from schemas.providers import BatchForm
-from streams.calls import outcome_of
+from streams.calling.calls import outcome_of
 from streams.tools.port import Answered, CallMember, Doubtful, MemberOutcome, NotDone, Refused
 from streams.tools.results import (
     OUTPUT_BYTES_MAX,

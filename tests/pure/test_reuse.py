@@ -19,7 +19,7 @@ from streams.engine.cells import call_of, cell_of, standing_of
 from streams.engine.compile import compile_play
 from streams.engine.port import Outbox
 from streams.engine.rows import RowsEngine
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
 from tests.support.memory import Table
 
 DAY = 86_400

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from schemas.progress import RowCell
 from streams.errors import InputError, UsageError
-from streams.rowfile import export_names, read_rows, write_export, write_rows
+from streams.public.rowfile import export_names, read_rows, write_export, write_rows
 
 # Any text that UTF-8 can carry, without NUL; the awkward ones more often than chance would have it.
 AWKWARD = st.sampled_from(["", '"', '""', ",", "\n", "\r", "\r\n", "\ufeff", " ", "007", "1e3", "\u2028", "=1+1"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.progress import Counts, MapProgress, RunEvent
-from streams.runview import RunView, Views
+from streams.public.runview import RunView, Views
 
 
 def sample(done: int, at_ms: int, status: str = "running") -> MapProgress:

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.address import row_key
 from streams.cli.receipts import Pointer, pointers
-from streams.sheet import RunSheet
+from streams.public.sheet import RunSheet
 
 PLAY = {
     "name": "play",

@@ -28,9 +28,9 @@ from streams.agents.rows import rows_agent
 from streams.agents.runs import runs_agent
 from streams.engine import inputlines, rowsize
 from streams.errors import InputError, PaidonceError
-from streams.inbox import Delivery, Inbox
-from streams.producers import MESSAGE_BYTES_MAX
-from streams.submission import Submission
+from streams.kafka.inbox import Delivery, Inbox
+from streams.kafka.producers import MESSAGE_BYTES_MAX
+from streams.public.submission import Submission
 from streams.tools.results import OUTPUT_BYTES_MAX
 from streams.turn import JUDGED_BYTES_MAX, JUDGEMENT_BYTES_MAX, Actor
 from tests.support import given_rows as rows

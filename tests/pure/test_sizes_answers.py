@@ -13,7 +13,7 @@ from schemas.events import CallsAnswered, Event
 from schemas.states import OPEN
 from streams.agents.receipts import receipts_agent
 from streams.engine.answers import CALLERS_MAX, CALLERS_MIN, COPIES_BYTES_MAX
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
 from streams.tools.results import OUTPUT_BYTES_MAX
 from tests.pure.test_sizes import text_of
 from tests.support import given as g

@@ -13,7 +13,7 @@ from schemas.providers import Providers
 from schemas.states import SHEET, SheetRow, record_key
 from streams.engine.compile import compile_play
 from streams.engine.rows import RowsEngine
-from streams.sheet import RunSheet
+from streams.public.sheet import RunSheet
 from streams.table import WorkingSet
 from tests.support.given_rows import answer, ask, asked, counts, later, sheet
 from tests.support.memory import Table

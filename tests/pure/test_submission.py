@@ -11,7 +11,7 @@ from schemas.canonical import parse_json
 from schemas.plays import Play
 from schemas.requests import PublicRequest, RowsAppended, RowsSealed, RunRequested
 from streams.errors import InputError, UsageError
-from streams.submission import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, ROWS_INLINE_MAX, Request, Submission
+from streams.public.submission import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, ROWS_INLINE_MAX, Request, Submission
 
 COLUMN = {"name": "check", "tool": "acme.check", "input": {"x": "{{ row.x }}"}}
 PLAY = Play.model_validate({"name": "play", "columns": [COLUMN]})

@@ -28,7 +28,7 @@ from streams.engine.effects import KeptAside
 from streams.engine.port import Outbox, Wake
 from streams.engine.receipts import INLINE_BYTES_MAX, ReceiptsEngine
 from streams.engine.sweep import FORGOTTEN, FORGOTTEN_CALLERS_MAX, LOOKED_MAX, PAUSE_MS, PORTION_MAX, SweepPolicy, is_stub
-from streams.receiptview import state_of
+from streams.public.receiptview import state_of
 from streams.table import WorkingSet
 from tests.pure.test_sweep import HOUR, LARGE, LATER, forgotten, keys, settled, swept
 from tests.support import given as g

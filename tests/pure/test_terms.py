@@ -11,9 +11,9 @@ from schemas.events import ClaimedMember, CompiledColumn, Mark, Repeat, ToolRequ
 from schemas.plays import Play
 from schemas.providers import Providers
 from schemas.states import CellStatus, Receipt
+from streams.calling.terms import VERSION_CHANGED, TodaysTerms
 from streams.engine.compile import compile_play
 from streams.engine.scopes import bound, scope_changed, scope_in, terms_in
-from streams.terms import VERSION_CHANGED, TodaysTerms
 from streams.tools.port import Doubtful, NotDone, Refused
 from tests.pure.test_scopes import NEW, told
 from tests.support.given_rows import added, ask, asked, column, failed, opened, play, row, rows_table, sheet

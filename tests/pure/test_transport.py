@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streams.transport import BulkConsumerThread
+from streams.kafka.transport import BulkConsumerThread
 
 
 def test_case_B4_a_rebalance_that_meets_a_stop_closes_nothing_from_another_thread() -> None:

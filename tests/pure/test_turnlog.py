@@ -15,9 +15,9 @@ from schemas import envelope
 from schemas.events import Event, RunCancelled
 from schemas.states import TURN_KEY, VALUE, Segment, StoredValue, TurnRecord, record_key
 from streams.errors import StateError
-from streams.refold import TABLES
+from streams.replaying.refold import TABLES
+from streams.replaying.turnlog import PartitionLog, read_changelog
 from streams.settings import Settings
-from streams.turnlog import PartitionLog, read_changelog
 from tests.support.memory import DictStore
 
 SETTINGS = Settings(app="app", partitions=1)

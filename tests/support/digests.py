@@ -10,11 +10,11 @@ from typing import Any
 from aiokafka import TopicPartition
 
 from streams.engine.digest import Digests, digests_of
-from streams.recovery import recover
-from streams.refold import TABLES
+from streams.kafka.recovery import recover
 from streams.replay import Plan, Replayed, replay
+from streams.replaying.refold import TABLES
+from streams.replaying.until import parse_until
 from streams.table import Store, StoreMemory
-from streams.until import parse_until
 from tests.support.system import System
 
 Found = dict[tuple[str, int], Digests]

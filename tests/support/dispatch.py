@@ -30,11 +30,11 @@ from schemas.events import (
 )
 from schemas.providers import Providers
 from schemas.states import RECEIPT, Receipt
+from streams.calling.journal import AnswerJournal
 from streams.dispatcher import Dispatcher
 from streams.engine.port import Context, Wake
 from streams.engine.receipts import ReceiptsEngine
 from streams.errors import PaidonceError, StateError
-from streams.journal import AnswerJournal
 from streams.settings import Settings
 from streams.table import WorkingSet
 from tests.support.memory import Table

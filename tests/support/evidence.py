@@ -13,7 +13,7 @@ import msgspec
 from schemas import envelope
 from schemas.events import AttemptEnded, BatchClaimed, LeaseExpired, LeaseReleased
 from schemas.states import TurnRecord
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
 from streams.settings import Settings
 
 

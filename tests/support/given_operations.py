@@ -10,7 +10,7 @@ from schemas.events import (
 )
 from streams.agents.runs import judged
 from streams.engine.port import Outbox
-from streams.inbox import Delivery
+from streams.kafka.inbox import Delivery
 
 KEY = "c4" * 20
 

@@ -13,10 +13,10 @@ from schemas.commands import RecoveryEnded
 from schemas.events import Event
 from schemas.states import OPEN, OpenReceipt, TurnRecord
 from streams.engine.digest import IN_DIGEST, digests_of
-from streams.held import HeldRecords
-from streams.inbox import Delivery, Inbox
-from streams.producers import MESSAGE_BYTES_MAX
-from streams.refold import TABLES, Refold, Source, events_of, folded_in
+from streams.kafka.inbox import Delivery, Inbox
+from streams.kafka.producers import MESSAGE_BYTES_MAX
+from streams.replaying.held import HeldRecords
+from streams.replaying.refold import TABLES, Refold, Source, events_of, folded_in
 from streams.turn import Actor, AgentSpec, TurnNames
 from tests.support.memory import DictStore
 

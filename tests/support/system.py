@@ -22,7 +22,7 @@ from schemas.plays import Play
 from schemas.progress import MapProgress, RunEvent
 from streams.broker import topics
 from streams.client import Client
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
 from streams.sandbox import SandboxProcess
 from streams.settings import Settings
 from tests.support import wait

@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError
 from schemas import envelope
 from schemas.events import Event
 from streams.errors import PaidonceError, StateError, Unreachable
-from streams.producers import MESSAGE_BYTES_MAX, STOP_SECONDS, OnPublished, put_away
+from streams.kafka.producers import MESSAGE_BYTES_MAX, STOP_SECONDS, OnPublished, put_away
 
 log = logging.getLogger(__name__)
 

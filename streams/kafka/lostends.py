@@ -19,9 +19,9 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 
 from schemas.states import TURN_KEY
-from streams.consumers import reading
 from streams.errors import Unreachable
-from streams.producers import ProducerPair
+from streams.kafka.consumers import reading
+from streams.kafka.producers import ProducerPair
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from schemas.states import TurnRecord
 from streams.errors import UsageError
-from streams.refold import TABLES
+from streams.replaying.refold import TABLES
 
 _PLACE = re.compile(r"(?P<name>[^/@\s]+)/(?P<partition>\d{1,6})@(?P<number>\d{1,18})")
 #: Unix times from here on are milliseconds.

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas.events import AttemptEnded, Event, LeasesRenewed, Value
-from streams.cleanup import CleanUp
+from streams.calling.cleanup import CleanUp
+from streams.calling.journal import AnswerJournal, Segment
+from streams.calling.outbox import EventPublisher
+from streams.calling.salvage import Salvaged, SalvageFile, Why
 from streams.errors import Unreachable
-from streams.journal import AnswerJournal, Segment
-from streams.outbox import EventPublisher
-from streams.salvage import Salvaged, SalvageFile, Why
 from streams.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -20,11 +20,11 @@ from schemas.requests import CellResolved, ReceiptForgotten, RunRequested
 from streams.agents.operations import VALUE_BYTES_MAX
 from streams.client import headers_of, user_name
 from streams.errors import UsageError
-from streams.publiclog import PublicLog, broker_errors
-from streams.runview import Views
+from streams.public.publiclog import PublicLog, broker_errors
+from streams.public.runview import Views
+from streams.public.sheet import RunSheet
+from streams.public.submission import faults_of
 from streams.settings import Settings
-from streams.sheet import RunSheet
-from streams.submission import faults_of
 
 #: How long the answer to an operation is waited for; a worker that is away answers later, and nobody listens then.
 ANSWER_SECONDS = 20.0

@@ -17,9 +17,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.states import local_record
-from streams.consumers import reading
 from streams.errors import StateError, Unreachable
-from streams.lostends import Lost
+from streams.kafka.consumers import reading
+from streams.kafka.lostends import Lost
 from streams.table import Store
 
 log = logging.getLogger(__name__)

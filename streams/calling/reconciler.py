@@ -19,12 +19,12 @@ from schemas import address
 from schemas.events import ClaimedMember, Event, Fault, ReceiptResolved
 from schemas.providers import Reconcile
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
-from streams.calls import operation_key
+from streams.calling.calls import operation_key
+from streams.calling.terms import TodaysTerms
 from streams.engine.effects import UnknownOver, UnknownSeen
 from streams.engine.protocol import batch_of
 from streams.errors import PaidonceError, StateError
 from streams.loudly import heard
-from streams.terms import TodaysTerms
 from streams.tools.lookup import Absent, Found, LookUp, NoWord, Pending
 from streams.tools.port import Answered, CallMember, Refused
 from streams.turn import Actor

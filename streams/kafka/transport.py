@@ -17,7 +17,7 @@ from faust.transport.consumer import ConsumerThread
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 
-from streams.consumers import UNREADABLE, unreadable
+from streams.kafka.consumers import UNREADABLE, unreadable
 
 #: aiokafka sends the next fetch to a broker only when the last has returned, so a partition whose records were just taken waits
 #: this long at worst while the others are quiet.

@@ -21,7 +21,7 @@ from streams.engine.receipts import ReceiptsEngine
 from streams.engine.rows import RowsEngine
 from streams.engine.runs import RunsEngine
 from streams.errors import StateError
-from streams.held import HeldRecords
+from streams.replaying.held import HeldRecords
 
 _judged_decoder = msgspec.msgpack.Decoder(Command)
 

@@ -32,16 +32,16 @@ from schemas.events import (
 )
 from schemas.providers import Providers
 from schemas.states import ASK, BATCH, RECEIPT, Ask, Batch, Receipt, record_key
+from streams.calling.guarded import Guarded, is_cancelled
+from streams.calling.jobs import Jobs, job_started
+from streams.calling.settlement import Settlement
+from streams.calling.terms import TodaysTerms
 from streams.engine.lanes import Departure
 from streams.engine.protocol import job_of
 from streams.engine.retries import backoff_ms, tries_max_of
 from streams.engine.scopes import scope_in
 from streams.errors import PaidonceError
-from streams.guarded import Guarded, is_cancelled
-from streams.jobs import Jobs, job_started
 from streams.settings import Settings
-from streams.settlement import Settlement
-from streams.terms import TodaysTerms
 from streams.tools.jobs import of_job
 from streams.tools.port import (
     Answered,

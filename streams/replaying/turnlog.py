@@ -20,9 +20,9 @@ from aiokafka.errors import KafkaError
 from schemas import envelope
 from schemas.events import EVENTS_BY_TOPIC
 from schemas.states import TURN_KEY, TurnRecord
-from streams.consumers import reading
 from streams.errors import StateError, Unreachable
-from streams.refold import TABLES, Source
+from streams.kafka.consumers import reading
+from streams.replaying.refold import TABLES, Source
 from streams.settings import Settings
 from streams.table import Store
 

@@ -37,8 +37,8 @@ from schemas.requests import RunRequested
 from streams.engine.cells import CALLS_MAX, call_of
 from streams.engine.compile import lane_of
 from streams.errors import UsageError
-from streams.publiclog import PublicLog
-from streams.submission import faults_of
+from streams.public.publiclog import PublicLog
+from streams.public.submission import faults_of
 
 #: Longest text of a value in a time line; the receipt has all of it.
 SHOWN_MAX = 200

@@ -15,7 +15,7 @@ from schemas.canonical import parse_json
 from schemas.states import ASK, RECEIPT, UNKNOWN, VALUE, WAITER, Ask, Attempt, Receipt, StoredValue, Unknown, Waiter
 from streams.engine import protocol, unknowns
 from streams.engine.protocol import Verdict
-from streams.publiclog import PublicLog
+from streams.public.publiclog import PublicLog
 from streams.settings import Settings
 
 STATES = ("pending", "queued", "running", "completed", "failed", "unknown")

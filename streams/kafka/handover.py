@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from faust.types import TP
 
-from streams.inbox import Delivery, Inbox
-from streams.producers import Headers
+from streams.kafka.inbox import Delivery, Inbox
+from streams.kafka.producers import Headers
 from streams.turn import Actor
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from streams.calls import Flight
-from streams.settlement import Settlement
+from streams.calling.calls import Flight
+from streams.calling.settlement import Settlement
 
 #: With less of the lease left than this, a call is not started.
 START_MARGIN_SECONDS = 0.1

@@ -17,8 +17,8 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.address import partition_of
 from streams.broker import topics
-from streams.consumers import reading
 from streams.errors import ConfigurationError, TopicsError, Unreachable, UsageError
+from streams.kafka.consumers import reading
 from streams.settings import Settings
 
 PUBLIC_TOPICS = ("run-requests", "operations", "map-progress", "run-events", "map-rows")

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streams.calls import Flight
+from streams.calling.calls import Flight
+from streams.calling.leases import LeaseWatch
 from streams.engine.effects import LeaseOver
 from streams.engine.lanes import Lane
-from streams.leases import LeaseWatch
 from streams.turn import Actor
 
 

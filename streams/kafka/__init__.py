@@ -1,0 +1,1 @@
+"""What knows Kafka's and Faust's insides: how a worker reads, writes, fences, recovers, and hands messages to itself."""

@@ -1,0 +1,1 @@
+"""The parts of a replay: the log read once more, and its turns folded again; nothing here can publish or call."""
