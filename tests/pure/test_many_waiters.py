@@ -49,7 +49,7 @@ class Thorough(ReceiptsEngine):
     """Looks at all waiters in each turn, as the rules are written."""
 
     def _settle(self, turn: ReceiptsTurn, key: str, receipt: Receipt) -> None:
-        turn.for_all.add(key)
+        turn.recheck_all.add(key)
         super()._settle(turn, key, receipt)
 
 
