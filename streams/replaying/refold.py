@@ -86,7 +86,16 @@ class Refold:
         self._engine.turn(self.records, events, Unsent(), context)
         self.records.turn_over()
         self.record = record
-        self.events += sum(map(folded_in, events))
+        self.events += folded(events)
+
+
+#: The kinds of which one element stands for several.
+_OF_MANY: Final = frozenset((RowsAdded, RowsAppended, RunRequested, BatchClaimed, LeaseReleased, LeaseExpired, CallsAnswered))
+
+
+def folded(events: Sequence[Event]) -> int:
+    """How many events the elements of messages stand for together."""
+    return len(events) + sum(folded_in(event) - 1 for event in events if type(event) in _OF_MANY)
 
 
 def folded_in(event: Event) -> int:

@@ -53,7 +53,7 @@ from streams.errors import StateError, UsageError
 from streams.kafka.inbox import Delivery
 from streams.replay import Compared, compare
 from streams.replaying.held import HeldRecords
-from streams.replaying.refold import TABLES, Refold, Source, events_of, folded_in
+from streams.replaying.refold import TABLES, Refold, Source, events_of, folded, folded_in
 from streams.replaying.until import EVERYTHING, Cut, UntilOffset, UntilTime, UntilTurn, parse_until
 from tests.pure import test_protocol_laws as laws
 from tests.support import given as g
@@ -209,6 +209,7 @@ def test_N6_rows_members_of_a_claim_and_answered_calls_are_events_each() -> None
     assert [folded_in(event) for event in events] == [7, 5, 2, 1, 2, 1]
     chunk = RowsAppended("r", 0, (b"{}", b"{}", b"{}"), "")
     assert folded_in(chunk) == 3
+    assert folded([*events, chunk, added]) == 7 + 5 + 2 + 1 + 2 + 1 + 3 + 7
 
 
 @pytest.mark.parametrize("record", [turn(1), turn(3), turn(2, generation=0)])
