@@ -97,7 +97,6 @@ class Lane:
 
     def __init__(self, pace: LanePace, forms: Mapping[str, ToolForm], now: float) -> None:
         self.pace = pace
-        self.forms = forms
         self.rate = Gcra(pace, now)
         self._sending = Gcra(pace, now)
         #: Calls that count against the ceiling: ours that are being sent, and foreign ones whose leases live.

@@ -85,17 +85,12 @@ _TO_A_GET: Final[dict[int, Rule]] = {301: _BY_CLASS[3], 302: _BY_CLASS[3]}
 
 
 def rule(status: int, *, has_retry_after: bool, is_get: bool = False) -> Rule:
-    """The line of the table for a status, with its reason; ``has_retry_after``: there was a usable Retry-After."""
+    """What a status says about the bill, and why; ``has_retry_after``: there was a usable Retry-After (`parse_retry_after`)."""
     if is_get and (found := _TO_A_GET.get(status)) is not None:
         return found
     if has_retry_after and (found := _WITH_RETRY_AFTER.get(status)) is not None:
         return found
     return _BY_STATUS.get(status) or _BY_CLASS.get(status // 100, _DOUBTFUL)
-
-
-def classify(status: int, *, has_retry_after: bool, is_get: bool = False) -> Kind:
-    """What a status says about the bill; ``has_retry_after``: there was a usable Retry-After (`parse_retry_after`)."""
-    return rule(status, has_retry_after=has_retry_after, is_get=is_get).kind
 
 
 class Patience(NamedTuple):
@@ -110,7 +105,7 @@ _PATIENCE: Final[dict[str, Patience]] = {
     "http_429": Patience(10, "a provider that is merely busy: nine waits, about 25 s in all"),
     "http_425": Patience(10, "as a busy one"),
 }
-#: Where the provider itself says when to come back, the call is parked until then (W3), however long that is.
+#: Where the provider itself says when to come back, the call is parked until then (W3), for an hour at most.
 _PARKED: Final = Patience(20, "twenty times what the provider asked for")
 
 

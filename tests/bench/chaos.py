@@ -43,9 +43,9 @@ from tests.support.system import System, WorkerProcess
 #: What logs say of a defect; "Traceback" alone also comes with a library's own words about a broker that is away.
 DEFECTS = ("ended in a defect", "StateError", "AssertionError", "KeyError", "InvalidStateError", "Fatal Python error")
 SIZE = 5
-#: What was left to do when the plan ended must be done after this long.
 #: How long a worker that is to be stopped may take to begin its work.
 READY_SECONDS = 8.0
+#: What was left to do when the plan ended must be done after this long.
 SETTLE_SECONDS = 300.0
 SHOWN_MAX = 20
 

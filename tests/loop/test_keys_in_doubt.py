@@ -6,7 +6,7 @@ from schemas.events import Fault, Mode
 from schemas.states import BATCH
 from streams.tools.port import Refused
 from tests.support.dispatch import World, story, told
-from tests.support.scripted_caller import doubtful, each
+from tests.support.scripted_caller import Script, doubtful, each, ok
 
 
 def keys_of(it: World, name: str) -> set[str]:
@@ -71,12 +71,18 @@ async def test_K5_a_lost_call_for_one_goes_alone_under_the_next_owner_too(it: Wo
 refused = each(lambda _: Refused(Fault("http_402", "no credit", True)))
 
 
+def batches_lost_and_calls_for_one_refused(lost: int) -> Script:
+    """By what is called for and not by its turn: how long a repeat waits is left to chance."""
+    answers = iter([doubtful] * lost)
+    return lambda call: refused(call) if len(call.members) == 1 else next(answers, ok)(call)
+
+
 @story()
 async def test_K6_a_lost_batch_is_repeated_as_it_was_after_a_refresh_of_a_member_was_refused(it: World) -> None:
     """K6: the batch to be repeated was read off the last attempt, whatever its epoch. The batch *ab* was lost, a full refresh of
     *a* was refused, and *a* was asked for again alone, under a key of its own.
     """
-    it.caller.scripts.extend([doubtful, doubtful, refused])
+    it.caller.scripts.extend([batches_lost_and_calls_for_one_refused(2)] * 10)
     await it.asks("ab", "batch", run="one")
     await it.turns(0.27)
     await it.asks("a", "batch", run="two", mode=Mode.FULL_REFRESH)

@@ -14,7 +14,6 @@ from streams.engine.retries import (
     RETRY_AFTER_MAX_SECONDS,
     Kind,
     backoff_ms,
-    classify,
     parse_retry_after,
     rule,
     tries_max_of,
@@ -42,15 +41,15 @@ DATE_AHEAD = formatdate(NOW + 3, usegmt=True)
 )
 def test_P2_each_status_has_its_kind(statuses: list[int], kind: Kind) -> None:
     for status in statuses:
-        assert classify(status, has_retry_after=False) is kind, status
+        assert rule(status, has_retry_after=False).kind is kind, status
 
 
 def test_P2_U4_a_redirect_that_servers_send_after_the_work_counts_as_unbilled_only_in_answer_to_a_get() -> None:
     """301 and 302 after a POST counted as billed nothing, though 302 is how most servers say "done, and look there"."""
-    assert [classify(status, has_retry_after=False) for status in (301, 302)] == [Kind.DOUBTFUL] * 2
-    assert [classify(status, has_retry_after=False, is_get=True) for status in (301, 302)] == [Kind.REFUSED] * 2
+    assert [rule(status, has_retry_after=False).kind for status in (301, 302)] == [Kind.DOUBTFUL] * 2
+    assert [rule(status, has_retry_after=False, is_get=True).kind for status in (301, 302)] == [Kind.REFUSED] * 2
     assert all(
-        classify(status, has_retry_after=wait) is classify(status, has_retry_after=wait, is_get=True)
+        rule(status, has_retry_after=wait).kind is rule(status, has_retry_after=wait, is_get=True).kind
         for status in range(1000)
         if status not in (301, 302)
         for wait in (False, True)
@@ -58,8 +57,8 @@ def test_P2_U4_a_redirect_that_servers_send_after_the_work_counts_as_unbilled_on
 
 
 def test_P2_a_503_is_not_done_only_when_it_says_when_to_come_back() -> None:
-    assert classify(503, has_retry_after=True) is Kind.NOT_DONE
-    assert classify(503, has_retry_after=False) is Kind.DOUBTFUL
+    assert rule(503, has_retry_after=True).kind is Kind.NOT_DONE
+    assert rule(503, has_retry_after=False).kind is Kind.DOUBTFUL
 
 
 @given(status=st.integers(0, 999).filter(lambda status: status != 503))
